@@ -106,7 +106,7 @@ format: $(INSTALLED)  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-tools:  ## install containerd 1.6 (as root) and build containerd 2, grpcurl, h2spec and the kubelet's client (needs Go)
+tools:  ## install containerd 1.6 (as root) and build containerd 2, grpcurl, h2spec, the kubelet's client and Katalyst's types (needs Go)
 	sh tests/lab/prepare.sh
 
 e2e: $(INSTALLED) tools  ## the tests on a real containerd
@@ -133,8 +133,8 @@ bench: $(INSTALLED)  ## one table: direct, blind splice, grpc.aio proxy, this pr
 readability: $(INSTALLED)  ## how much code a reader has to hold in the head
 	$(BIN)/python -m tests.readability
 
-scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, as PNG into dist/scenarios
-	$(BIN)/python -m tests.scenarios
+scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, as PNG into dist/scenarios (RECORDING=FILE ADVISOR=MODULE:CLASS: what an advisor says on a recorded day)
+	$(BIN)/python -m tests.scenarios$(if $(RECORDING), dist/scenarios $(RECORDING) $(ADVISOR))
 
 modes: $(INSTALLED)  ## 60 pods in each mode on containerd 1.7 to 2.4 and CRI-O: values at first and in the end (as root); 5 minutes
 	$(BIN)/python -m tests.modes

@@ -16,6 +16,7 @@ TARGETS: Final = {
     ClaimLevel.POD: "pod_uid",
     ClaimLevel.QOS_CLASS: "qos_class",
     ClaimLevel.HOST_APPLICATION: "host_application",
+    ClaimLevel.POOL: "pool",
 }
 LEVEL_OF: Final = {field: level for level, field in TARGETS.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -243,6 +243,33 @@ def quantity_millicores(text: str) -> int:
         ValueError: the text is not a quantity.
     """
     return _scaled_quantity(text, 3)
+
+
+def millicores_quantity(cpu_millicores: int) -> str:
+    """Return CPU as a Kubernetes quantity in the form that Kubernetes writes itself: `1500m`, `12`, `2k`.
+
+    Source: Kubernetes apimachinery resource.Quantity, CanonicalizeBytes() of DecimalSI.
+    """
+    if cpu_millicores % 1_000:
+        return f"{cpu_millicores}m"
+    return _canonical(cpu_millicores // 1_000, 1_000, ("", "k", "M", "G", "T", "P", "E"))
+
+
+def number_quantity(number: int) -> str:
+    """Return a whole number, 0 or more, as a Kubernetes quantity in the form that Kubernetes writes itself.
+
+    Multiples of 1024 are in binary units, such as `16Gi`, all others in decimal ones, such as `1500k`.
+    """
+    if number and number % 1_024 == 0:
+        return _canonical(number, 1_024, ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))
+    return millicores_quantity(number * 1_000)
+
+
+def _canonical(number: int, base: int, suffixes: Sequence[str]) -> str:
+    place = 0
+    while number and number % base == 0 and place + 1 < len(suffixes):
+        number, place = number // base, place + 1
+    return f"{number}{suffixes[place]}"
 
 
 def longest_cpu_list(last: int | None = None) -> int:

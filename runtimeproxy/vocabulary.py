@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 MOST_CLAIM_REASON_BYTES: Final = 256
@@ -32,7 +34,7 @@ def claimed_text(role: str, value: object) -> str:
 
 
 class ClaimLevel(StrEnum):
-    """The kind of cgroup that a claim with a lease, or a sample, is of."""
+    """What a claim with a lease, or a sample, is of: a kind of cgroup, but for `POOL`."""
 
     CONTAINER = "container"
     POD = "pod"
@@ -42,7 +44,40 @@ class ClaimLevel(StrEnum):
     """A program of the host that takes part in QoS."""
     NODE = "node"
     """Of samples only."""
+    POOL = "pool"
+    """One of Katalyst's CPU pools; of claims of an advisor only, on a `PoolField`."""
 
+
+class PoolField(StrEnum):
+    """What an advisor claims of Katalyst's pools, by the role set. Whole numbers."""
+
+    REQUIRED_CPUS = "pool.required_cpus"
+    """Of a pool of `shared_cores`: how many CPUs it needs, 1 at least."""
+    OVERLAP_CPUS = "pool.overlap_cpus"
+    """Of such a pool, where `reclaimed_cores` overlap: how many of its CPUs they have, too."""
+    HEADROOM_MILLICPU = "pool.headroom_millicpu"
+    """Of `reclaim`, or `reclaim-NUMA0`: the CPU that pods of `reclaimed_cores` can use in all."""
+    HEADROOM_BYTES = "pool.headroom_bytes"
+    """The same of memory."""
+
+
+_MOST_CPUS: Final = 8_192
+"""Source: Linux arch/x86/Kconfig, NR_CPUS."""
+MOST_BYTES: Final = 1 << 53
+"""No machine has as much memory."""
+POOL_RANGES: Final[Mapping[PoolField, tuple[int, int]]] = MappingProxyType(
+    {
+        PoolField.REQUIRED_CPUS: (1, _MOST_CPUS),
+        PoolField.OVERLAP_CPUS: (0, _MOST_CPUS),
+        PoolField.HEADROOM_MILLICPU: (0, 1_000 * _MOST_CPUS),
+        PoolField.HEADROOM_BYTES: (0, MOST_BYTES),
+    }
+)
+"""What a claim may say on any node."""
+RECLAIM: Final = "reclaim"
+"""The pool of `reclaimed_cores`."""
+NUMA_INFIX: Final = "-NUMA"
+"""Between the name of a pool and the number of its NUMA node."""
 
 RESCTRL_MOUNT_COMMAND: Final = "mount -t resctrl resctrl /sys/fs/resctrl"
 
@@ -57,12 +92,21 @@ class Mode(StrEnum):
     """It does not run. Operators and the configuration say so; a policy that the chain runs never has it."""
 
 
+class MetricsSource(StrEnum):
+    """Where the QoS manager's samples come from."""
+
+    KERNEL = "kernel"
+    """The kernel's files."""
+    MALACHITE = "malachite"
+    """Katalyst's metrics daemon; what it does not have, or not in time, comes from the kernel's files."""
+
+
 class ClaimKey(NamedTuple):
     """The place of a claim: an owner has at most one claim per key."""
 
     level: ClaimLevel
     target: str
-    """Id of a container, uid of a pod, a QoS class of Kubernetes, or the name of a host application."""
+    """Id of a container, uid of a pod, a QoS class of Kubernetes, the name of a host application or pool."""
     field: str
     role: Role
 

@@ -46,7 +46,7 @@ class Api(api_pb2_grpc.RuntimeProxyServicer):
     def _none(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    GetStatus = GetResctrl = Explain = Simulate = WatchAudit = _none
+    GetStatus = GetResctrl = GetCustomNodeResource = Explain = Simulate = WatchAudit = _none
 
 
 @pytest.fixture

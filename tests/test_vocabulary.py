@@ -16,6 +16,7 @@ def test_the_texts_that_files_have() -> None:
         "qos-class",
         "host-application",
         "node",
+        "pool",
     }
 
 

@@ -15,6 +15,7 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAX_ID: Final = 2**32 - 2
 """Source: chown(2): ids have 32 bits, and -1 among them means to leave the owner as it is."""
 _MODE: Final = re.compile(r"0?[0-7]{3}")
+_HTTP_URL: Final = re.compile(r"http://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?/?")
 _COLLECTOR: Final = re.compile(r"(https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]))(?::([0-9]{1,5}))?/?")
 _OTLP_PORT: Final = 4317
 """Source: the OTLP specification, "OTLP/gRPC Default Port"."""
@@ -104,6 +105,16 @@ def parse_collector(text: str) -> str:
     if not all(map(is_installed, _OTLP_MODULES)):
         raise ValueError("needs the extra otel: pip install 'koord-runtime-proxy[otel]'")
     return endpoint
+
+
+def parse_http_url(text: str) -> str:
+    """Returns the URL `http://host` or `http://host:port` without a slash at its end. Raises ValueError."""
+    match = _HTTP_URL.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not http://host:port")
+    if match[1] is not None and int(match[1]) not in range(1, 65536):
+        raise ValueError(f"{match[1]} is not a port")
+    return text.removesuffix("/")
 
 
 def is_same_socket(one: str, other: str) -> bool:

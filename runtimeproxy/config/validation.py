@@ -17,6 +17,7 @@ from runtimeproxy.config.parsing import (
     is_same_socket,
     parse_collector,
     parse_endpoint,
+    parse_http_url,
     parse_listen,
     socket_mode_bits,
     user_id,
@@ -120,12 +121,19 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     )
     for name, policy in settings.policies.items():
         problems += ((("policies", name, *key), reason) for key, reason in _policy_problems(policy))
+    url = _parsed(
+        ("qosmanager", "malachite_url"), settings.qosmanager.malachite_url, parse_http_url, problems
+    )
+    qosmanager = settings.qosmanager if url is None else replace(settings.qosmanager, malachite_url=url)
     for index, gate in enumerate(settings.qosmanager.feature_gates):
         if reason := _gate_problem(gate):
             problems.append((("qosmanager", "feature_gates", str(index)), reason))
     plugins = {name: _with_endpoint(name, each, problems) for name, each in settings.plugins.items()}
     problems += _owner_problems(settings)
-    return replace(settings, proxy=proxy, tracing=tracing, plugins=plugins), problems
+    return (
+        replace(settings, proxy=proxy, tracing=tracing, qosmanager=qosmanager, plugins=plugins),
+        problems,
+    )
 
 
 def _parsed(

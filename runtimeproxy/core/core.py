@@ -181,7 +181,12 @@ class Core:
             )
         self.leased = LeasedClaims(
             self.ledger,
-            ClaimPlaces(self.store, self.inventory.cgroup_of, self._host_cgroup),
+            ClaimPlaces(
+                self.store,
+                self.inventory.cgroup_of,
+                self._host_cgroup,
+                lambda pool, field: self.pools.pool_problem(pool, field),  # noqa: PLW0108 - made below
+            ),
             self.upkeep.in_worker,
             self._is_idle,
             ClaimAudit(self.audit.claims),
@@ -211,7 +216,9 @@ class Core:
             self._is_idle,
             self.upkeep.evaluator.evaluate_now,
             threads.make("pools"),
+            pool_claims=self.leased.pool_claims,
         )
+        self.leased.on_pool_claims = self.pools.look_soon
         self.services = CoreServices(
             chain=self.policies.chain,
             inventory=self.inventory,

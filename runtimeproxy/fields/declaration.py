@@ -49,7 +49,8 @@ class Rounding(Enum):
     """Shares become weights on version 2, and may come back as those of the next weight."""
 
 
-ALL_LEVELS: Final = frozenset(ClaimLevel) - {ClaimLevel.NODE}
+ALL_LEVELS: Final = frozenset(ClaimLevel) - {ClaimLevel.NODE, ClaimLevel.POOL}
+"""Of cgroups."""
 ROLES: Final = {
     Kind.NUMBER: frozenset(Role),
     Kind.CPUS: frozenset({Role.SET, Role.AT_MOST}),

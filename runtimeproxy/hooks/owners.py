@@ -17,8 +17,17 @@ from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list, parse_integer
-from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_VALUE, ClaimLevel, Mode, Role
+from runtimeproxy.vocabulary import (
+    MOST_CLAIM_REASON_BYTES,
+    MOST_VALUE,
+    POOL_RANGES,
+    ClaimLevel,
+    Mode,
+    PoolField,
+    Role,
+)
 
+_POOL_FIELDS: Final = frozenset(map(str, PoolField))
 _LEVELS: Final = tuple(level for level in ClaimLevel if level in ALL_LEVELS)
 
 
@@ -26,6 +35,7 @@ class Rule(NamedTuple):
     """The claims on one parameter in one role that an owner may make."""
 
     field: str
+    """Of a cgroup, or a `PoolField`."""
     role: Role
     levels: frozenset[ClaimLevel]
 
@@ -68,9 +78,22 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
         ),
         "cpu-evict": BuiltIn(may_evict=True),
         "memory-evict": BuiltIn(may_evict=True),
+        "katalyst-advisor": BuiltIn(
+            (
+                *(f"{each} set {ClaimLevel.POOL}" for each in PoolField),
+                "cpu.cfs_quota_us at_most qos-class",
+                "memory.high at_most pod",
+            )
+        ),
+        "katalyst-cpu-suppression": BuiltIn(may_evict=True),
+        "katalyst-cpu-load": BuiltIn(may_evict=True),
+        "katalyst-reclaimed-pressure": BuiltIn(may_evict=True),
+        "katalyst-memory-pressure": BuiltIn(may_evict=True),
+        "katalyst-rss-overuse": BuiltIn(may_evict=True),
     }
 )
-"""The plugins of `koord-qos-manager`. What each writes: Koordinator pkg/koordlet/qosmanager/plugins."""
+"""The plugins of `koord-qos-manager`. What each writes: Koordinator pkg/koordlet/qosmanager/plugins, and
+katalyst-core pkg/agent/sysadvisor/plugin/qosaware for the advisor."""
 
 
 def parse_rule(text: str) -> Rule:
@@ -79,12 +102,24 @@ def parse_rule(text: str) -> Rule:
     role, _, levels = rest.strip().partition(" ")
     if not role or not levels.split():
         raise ValueError(f"{text!r} is not of the form FIELD ROLE LEVEL...")
+    if field in _POOL_FIELDS:
+        return _pool_rule(field, role, levels)
     if field not in PARAMETERS:
         raise ValueError(f"{field} {unknown_parameter(field)}")
     if not PARAMETERS[field].writable:
         raise ValueError(f"{field} cannot be written")
     if role not in set(Role):
         raise ValueError(f"{role!r} is not a role: {', '.join(Role)}")
+    return _cgroup_rule(field, Role(role), levels)
+
+
+def _pool_rule(field: str, role: str, levels: str) -> Rule:
+    if role != Role.SET or levels.split() != [ClaimLevel.POOL]:
+        raise ValueError(f"{field} is a value of pools, which can only be set: {field} set pool")
+    return Rule(field, Role.SET, frozenset({ClaimLevel.POOL}))
+
+
+def _cgroup_rule(field: str, role: Role, levels: str) -> Rule:
     unknown = [each for each in levels.split() if each not in _LEVELS]
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a level: {', '.join(_LEVELS)}")
@@ -97,7 +132,7 @@ def parse_rule(text: str) -> Rule:
         raise ValueError(f"{field} is a value of processes, which can only be set")
     if role not in ROLES[kind := PARAMETERS[field].kind]:
         raise ValueError(f"{field} is a {kind.value}, which has no amount")
-    return Rule(field, Role(role), found)
+    return Rule(field, role, found)
 
 
 def refusal(rules: Iterable[Rule], field: str, role: Role, level: ClaimLevel) -> str:
@@ -105,7 +140,8 @@ def refusal(rules: Iterable[Rule], field: str, role: Role, level: ClaimLevel) ->
     of_field = [rule for rule in rules if rule.field == field]
     of_role = [rule for rule in of_field if rule.role is role]
     if not of_field:
-        known = "" if field in PARAMETERS else f", which {unknown_parameter(field)}"
+        is_known = field in PARAMETERS or field in _POOL_FIELDS
+        known = "" if is_known else f", which {unknown_parameter(field)}"
         return f"this owner may not claim {field[:64]}{known}"
     if not of_role:
         return f"this owner may not claim {field} in the role {role}"
@@ -131,9 +167,18 @@ def claim_of(
         raise ValueError("only an add has a ceiling")
     if ceiling is not None and not 0 <= ceiling <= MAX_INT64:
         raise ValueError(f"the ceiling {ceiling} is not in 0 to {MAX_INT64}")
-    amount = _value(field, role, value)
+    is_of_pool = field in _POOL_FIELDS
+    amount = _pool_amount(PoolField(field), value) if is_of_pool else _value(field, role, value)
     printable = "".join(each if each.isprintable() else " " for each in reason)
     return Claim(owner.claimant, role, amount, owner.priority, printable, ceiling)
+
+
+def _pool_amount(field: PoolField, text: str | None) -> int:
+    amount = parse_integer((text or "")[:MOST_VALUE])
+    least, most = POOL_RANGES[field]
+    if not least <= amount <= most:
+        raise ValueError(f"{amount} is not in {least} to {most}")
+    return amount
 
 
 def _value(field: str, role: Role, text: str | None) -> int | float | str | Clear:

@@ -42,6 +42,11 @@ RECLAIMED_MILLICPU: Final = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
 RECLAIMED_MEMORY: Final = "resource.katalyst.kubewharf.io/reclaimed_memory"
 """Likewise, in bytes."""
 
+AGGREGATED_REQUESTS: Final = "pod.kubernetes.io/pod-aggregated-requests"
+"""Annotation: the requests of the whole pod, a JSON object by resource. Source: katalyst-api pkg/consts."""
+RSS_OVERUSE_THRESHOLD: Final = "rss_overuse_threshold"
+"""A key of an enhancement."""
+
 SHARE_POOL: Final = "share"
 RECLAIM_POOL: Final = "reclaim"
 DEDICATED_POOL: Final = "dedicated"
@@ -527,9 +532,9 @@ def _suppression_tolerance_rate(level: QosLevel, keys: _Keys) -> float | None:
 
 def _rss_overuse_threshold(keys: _Keys) -> float | None:
     """Source: pkg/util/qos/memory_enhancement.go."""
-    threshold = keys.number("rss_overuse_threshold")
+    threshold = keys.number(RSS_OVERUSE_THRESHOLD)
     if threshold is not None and threshold <= 0:
-        keys.report("rss_overuse_threshold", "is not above 0, and is not used")
+        keys.report(RSS_OVERUSE_THRESHOLD, "is not above 0, and is not used")
         return None
     return threshold
 

@@ -24,7 +24,7 @@ from runtimeproxy.katalyst.placement import (
 )
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
-    PoolAdvice,
+    AdvisedSizes,
     PoolContainer,
     PoolPod,
     PoolSettings,
@@ -210,7 +210,7 @@ def configure(
     state: PoolState,
     settings: PoolSettings,
     topology: Topology,
-    advice: PoolAdvice | None = None,
+    advice: AdvisedSizes | None = None,
 ) -> PoolState:
     """Takes other settings, another topology (CPUs go on- and offline), other advice into use.
 

@@ -18,6 +18,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from runtimeproxy import vocabulary
 from runtimeproxy.katalyst.hints import HintPolicy
 from runtimeproxy.katalyst.levels import QosLevel
 from runtimeproxy.katalyst.topology import Topology, TopologyCpu
@@ -25,8 +26,8 @@ from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 SHARE: Final = "share"
 """The pool of `shared_cores` without a name of its own."""
-RECLAIM: Final = "reclaim"
-"""The pool of `reclaimed_cores`; never empty, never removed."""
+RECLAIM: Final = vocabulary.RECLAIM
+"""Never empty, never removed."""
 RESERVE: Final = "reserve"
 """The reserved CPUs; never removed."""
 DEDICATED: Final = "dedicated"
@@ -37,7 +38,7 @@ SYSTEM_PREFIX: Final = "system-"
 """Begins the owner of a pod of `system_cores`; no pool of its own."""
 FALLBACK: Final = "fallback"
 """What no pool takes while reclaim is off; pods that ramp up run there, too."""
-NUMA_INFIX: Final = "-NUMA"
+NUMA_INFIX: Final = vocabulary.NUMA_INFIX
 RAMPING_UP: Final = ""
 """The owner of a pod that is in no pool yet."""
 
@@ -77,16 +78,19 @@ class PoolSettings(NamedTuple):
 DEFAULT_SETTINGS: Final = PoolSettings()
 
 
-class PoolAdvice(NamedTuple):
+class AdvisedSizes(NamedTuple):
     """Sizes that an advisor has computed from usage; without it they follow from requests.
 
-    The daemon has no advisor, so it has no isolated pods either.
+    No claim says which pods are isolated, so the daemon has none.
     """
 
     sizes: Mapping[str, int] = MappingProxyType({})
-    """CPUs by name of the pool; one that is not in it has its requests."""
+    """CPUs by name of the pool that it requires; one that is not in it has its requests."""
     isolated: frozenset[str] = frozenset()
     """Uids of pods of `shared_cores` that get a pool of their own."""
+    overlap: Mapping[str, int] = MappingProxyType({})
+    """How many CPUs of a pool `reclaim` is to have, too, by name; one that is not in it has what it does not
+    require."""
 
 
 class PoolContainer(NamedTuple):
@@ -190,7 +194,7 @@ class PoolState:
     reserved: frozenset[int] = NO_CPUS
     pools: Pools = field(default_factory=dict)
     pods: Mapping[str, PoolPod] = field(default_factory=dict)
-    advice: PoolAdvice | None = None
+    advice: AdvisedSizes | None = None
     generation: int = 0
 
     @property
@@ -261,7 +265,12 @@ def _frame(state: PoolState, listed: Callable[[frozenset[int]], str]) -> dict[st
     return {
         "version": VERSION,
         "settings": {**state.settings._asdict(), "reserved_cpus": listed(state.settings.reserved_cpus)},
-        "advice": advice and {"sizes": dict(advice.sizes), "isolated": sorted(advice.isolated)},
+        "advice": advice
+        and {
+            "sizes": dict(advice.sizes),
+            "isolated": sorted(advice.isolated),
+            "overlap": dict(advice.overlap),
+        },
         "cpus": state.topology.cpus,
         "memory_bytes": {str(node): size for node, size in state.topology.memory_bytes.items()},
         "reserved": listed(state.reserved),
@@ -323,7 +332,10 @@ def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
         reserved=parsed(saved["reserved"]),
         pools={str(name): parsed(text) for name, text in saved["pools"].items()},
         pods={pod.uid: pod for pod in (_pod_from(parsed, *each) for each in saved["pods"])},
-        advice=advice and PoolAdvice(dict(advice["sizes"]), frozenset(advice["isolated"])),
+        advice=advice
+        and AdvisedSizes(
+            dict(advice["sizes"]), frozenset(advice["isolated"]), dict(advice.get("overlap", {}))
+        ),
         generation=saved["generation"],
     )
 

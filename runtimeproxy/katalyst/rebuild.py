@@ -29,14 +29,21 @@ from runtimeproxy.katalyst.pools import (
     RECLAIM,
     RESERVE,
     SYSTEM_PREFIX,
-    PoolAdvice,
+    AdvisedSizes,
     PoolPod,
     Pools,
     PoolSettings,
     PoolState,
     is_shared_pool,
 )
-from runtimeproxy.katalyst.sizes import overlap_ratio, proportion, quantity
+from runtimeproxy.katalyst.sizes import (
+    Requirements,
+    assemble,
+    overlap_ratio,
+    proportion,
+    quantity,
+    reserved_for_reclaim,
+)
 from runtimeproxy.katalyst.topology import Topology
 
 
@@ -57,7 +64,7 @@ class Demand(NamedTuple):
     """By uid: the pool that it is split off, and the request."""
 
 
-def demand(pods: Iterable[PoolPod], advice: PoolAdvice | None = None) -> Demand:
+def demand(pods: Iterable[PoolPod], advice: AdvisedSizes | None = None) -> Demand:
     """Return what the pools depend on, of these pods."""
     isolated_uids = advice.isolated if advice is not None else frozenset()
     dedicated: set[int] = set()
@@ -119,7 +126,7 @@ def build(before: PoolState, of: Demand) -> Pools:
             built.pools[FALLBACK] = left - ht_balance(topology, left, reserve)
             left -= built.pools[FALLBACK]
     if settings.overlap:
-        left |= _overlapped(before, built)
+        left |= _overlapped(before, built, reserve)
     if not left:
         usable = free or topology.all_cpus - before.reserved
         left = ht_balance(topology, usable, min(reserve, len(usable))) or topology.all_cpus
@@ -131,7 +138,12 @@ class _Building:
 
     def __init__(self, before: PoolState) -> None:
         self._topology, self._settings = before.topology, before.settings
-        self._sizes = before.advice.sizes if before.advice is not None else {}
+        is_advised = before.advice is not None and (self._settings.enable_reclaim or self._settings.overlap)
+        self._sizes = before.advice.sizes if before.advice is not None and is_advised else {}
+        reserve = reclaim_reserve(before.topology, self._settings)
+        self._reserve_each = reserved_for_reclaim(reserve, len(before.topology.numa_nodes))
+        self.overlap: dict[str, int] = {}
+        """Of pools with advice: how many of their CPUs `reclaim` has, too."""
         self.pools: dict[str, frozenset[int]] = {RESERVE: before.reserved}
         self.requests: dict[str, int] = {}
         self.unbound: list[str] = []
@@ -147,7 +159,9 @@ class _Building:
                 self.requests[name] = millicpu
                 counts[name] = self._size(name, millicpu, self._settings.snb_ratio)
             cpus = self._topology.cpus_of((numa_node,)) & free
-            if cpus:
+            if cpus and self._is_advised(counts):
+                left |= self._give_advised(cpus, counts, 1)
+            elif cpus:
                 fits = is_exact and sum(counts.values()) <= len(cpus)
                 left |= self._give(cpus, counts) if fits else self._split(cpus, counts)
         return left
@@ -168,11 +182,40 @@ class _Building:
         if not counts or not free:
             return free
         self.unbound = sorted(counts)
+        if self._is_advised(counts):
+            numa_nodes = sum(1 for cpus in self._topology.by_numa.values() if cpus & free)
+            return self._give_advised(free, counts, numa_nodes)
         fits = not self._settings.overlap and sum(counts.values()) <= len(free)
         return self._give(free, counts) if fits else self._split(free, counts)
 
     def _size(self, name: str, millicpu: int, ratio: float = 1.0) -> int:
         return max(1, self._sizes.get(name) or quantity(millicpu, ratio))
+
+    def _is_advised(self, counts: Mapping[str, int]) -> bool:
+        return any(name in self._sizes for name in counts)
+
+    def _give_advised(
+        self, cpus: frozenset[int], counts: Mapping[str, int], numa_nodes: int
+    ) -> frozenset[int]:
+        """Gives each pool what an advisor says that it needs, within what is there; returns what is left.
+
+        What no pool may have is left to `reclaim`, unless there is less than one CPU for each pool.
+        """
+        reserve = max(0, min(self._reserve_each * numa_nodes, len(cpus) - len(counts)))
+        requirements = Requirements(
+            usable=len(cpus),
+            reserved_for_reclaim=reserve,
+            share=counts,
+            requests={name: self.requests.get(name, 0) / 1_000 for name in counts},
+        )
+        overlap = self._settings.overlap
+        found = assemble(requirements, enable_reclaim=self._settings.enable_reclaim, overlap=overlap)
+        if overlap:
+            self.overlap |= {name: found.overlap.get(name, 0) for name in counts}
+        if sum(found.sizes.values()) > len(cpus):
+            self.pools |= dict.fromkeys(counts, cpus)
+            return NO_CPUS
+        return self._give(cpus, found.sizes)
 
     def _give(self, cpus: frozenset[int], counts: Mapping[str, int]) -> frozenset[int]:
         # Each exactly what it wants; returns what is left.
@@ -218,11 +261,21 @@ def _ratio(before: Pools, name: str) -> Fraction | None:
     return overlap_ratio(before[name], reclaim)
 
 
-def _overlapped(before: PoolState, built: _Building) -> frozenset[int]:
-    """Return the CPUs of the pools of `shared_cores` that `reclaimed_cores` have, too."""
+def _overlapped(before: PoolState, built: _Building, reserve: int) -> frozenset[int]:
+    """Return the CPUs of the pools of `shared_cores` that `reclaimed_cores` have, too.
+
+    `reserve`: how many they have at least, if an advisor says how many they are.
+    """
     found = NO_CPUS
+    advised = before.advice.overlap if before.advice is not None else {}
     for name in sorted(filter(is_shared_pool, built.pools)):
         size = len(built.pools[name])
+        count = advised.get(name, built.overlap.get(name))
+        if count is not None:
+            least = min(built.overlap.get(name, 0), reserve)
+            count = min(max(count, least), size)
+            found |= core_balance(before.topology, built.pools[name], count, reverse=True)
+            continue
         ratio = _ratio(before.pools, name)
         if ratio is None:
             ratio = max(1 - Fraction(built.requests[name], 1_000 * size), Fraction())

@@ -24,7 +24,19 @@ Placements: TypeAlias = Mapping[str, Placement]
 NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
-class CpuPools(NamedTuple):
+class AdvisedPool(NamedTuple):
+    """What an advisor says of one pool, within bounds; None: nothing. See `vocabulary.PoolField`."""
+
+    required_cpus: int | None = None
+    overlap_cpus: int | None = None
+    headroom_millicpu: int | None = None
+    headroom_bytes: int | None = None
+    owner: str = ""
+    """Of the claims; if there are several, that of the first."""
+    reason: str = ""
+
+
+class PlacedPools(NamedTuple):
     """The pools of a node as policies see them."""
 
     state: PoolState
@@ -32,11 +44,13 @@ class CpuPools(NamedTuple):
     """What each pod is to have now: less than in the state until others have left the rest."""
     refusals: Mapping[tuple[str, str], Refusal] = NOTHING
     """Of calls under way, by the pod's uid and the container's name, which is empty for the pod itself."""
+    advice: Mapping[str, AdvisedPool] = NOTHING
+    """By pool; empty: no advisor's lease counts."""
 
-    def is_as(self, other: CpuPools) -> bool:
+    def is_as(self, other: PlacedPools) -> bool:
         """Whether another one says the same; quicker than a comparison, as each change makes a new state."""
         is_same = self.state is other.state and self.refusals is other.refusals
-        return is_same and self.placements == other.placements
+        return is_same and self.advice == other.advice and self.placements == other.placements
 
 
 def shrunk(before: Placement, after: Placement) -> Placement:

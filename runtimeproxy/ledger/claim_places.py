@@ -1,6 +1,6 @@
 """Where claims with a lease count: the cgroups of containers, pods, QoS classes and host applications.
 
-Used in the event loop's thread.
+Claims on Katalyst's pools are for no cgroup: their target is without one. Used in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class ClaimPlaces:
     Args:
         cgroup_of: The cgroup of a container; empty if it is not known.
         host_cgroup: The cgroup of a host application by its name; empty if there is none.
+        pool_problem: Why a pool, by its name, has no value of this field; empty if it has.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class ClaimPlaces:
         store: PodStore,
         cgroup_of: Callable[[PodRecord, ContainerRecord], str],
         host_cgroup: Callable[[str], str],
+        pool_problem: Callable[[str, str], str] = lambda pool, field: "there are no pools",
     ) -> None:
         self._store = store
         self._cgroup_of = cgroup_of
         self._host_cgroup = host_cgroup
+        self._pool_problem = pool_problem
         self._classes: dict[KubeQoSClass, str] = {}
 
     def find(self, key: ClaimKey) -> ClaimPlace | str:
@@ -59,6 +62,9 @@ class ClaimPlaces:
             return ClaimPlace(target_of(found[-1]))
         if key.level is ClaimLevel.QOS_CLASS:
             return self._class(key.target)
+        if key.level is ClaimLevel.POOL:
+            problem = self._pool_problem(key.target, key.field)
+            return problem or ClaimPlace(CgroupTarget(Level.NODE, "", f"pool {key.target}"))
         cgroup = self._host_cgroup(key.target)
         if path_or_none(cgroup) is None:
             return f"there is no host application {key.target[:64]}, or its cgroup is not known"

@@ -29,6 +29,7 @@ from runtimeproxy.fields.tables import LISTS, QUOTA
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.owners import Owner, refusal
+from runtimeproxy.katalyst.advice import PoolClaim
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.books import Wanted
@@ -40,7 +41,7 @@ from runtimeproxy.ledger.unapplied import OTHER_MODE, Unapplied, UnappliedCause,
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, is_leased
 from runtimeproxy.state.state_file import StateFile
-from runtimeproxy.vocabulary import ClaimKey, ClaimLevel, Mode, Role
+from runtimeproxy.vocabulary import ClaimKey, ClaimLevel, Mode, PoolField, Role
 
 if TYPE_CHECKING:
     from runtimeproxy.ledger.ledger import Ledger
@@ -210,12 +211,15 @@ class OwnedClaims:
 
     def not_held(self) -> list[ClaimKey]:
         """The claims that end with the lease."""
-        if not self.owner.hold_s:
-            return list(self.claims)
-        return [key for key in self.claims if key.role not in self.owner.hold_roles]
+        return [key for key in self.claims if not self._is_held(key)]
 
     def _held_keys(self) -> bool:
-        return bool(self.owner.hold_s) and any(key.role in self.owner.hold_roles for key in self.claims)
+        return any(map(self._is_held, self.claims))
+
+    def _is_held(self, key: ClaimKey) -> bool:
+        # Advice is about the load of a moment.
+        is_advice = key.level is ClaimLevel.POOL
+        return bool(self.owner.hold_s) and key.role in self.owner.hold_roles and not is_advice
 
 
 def _size_bytes(key: ClaimKey, claim: Claim) -> int:
@@ -243,6 +247,7 @@ class LeasedClaims:
 
     Attributes:
         ready: Set once the claims of the process before this one are known.
+        on_pool_claims: Called when claims on Katalyst's pools have changed.
         unwritten: Parameters that another agent of this node writes: claims on them are not applied.
         files: What outlives this process, beside the claims in the checkpoint.
     """
@@ -277,6 +282,7 @@ class LeasedClaims:
         self.now_s = clock
         self.owners: dict[str, OwnedClaims] = {}
         self.ready = asyncio.Event()
+        self.on_pool_claims: Callable[[], None] = lambda: None
         self.unwritten: Mapping[str, str] = {}
         self._loading = asyncio.Lock()
         # Whether there may be claims in the books that no owner has.
@@ -313,6 +319,9 @@ class LeasedClaims:
             if owned.owner.mode is not Mode.ENFORCE:
                 continue
             for key, claim in tuple(owned.claims.items()):
+                if key.level is ClaimLevel.POOL:
+                    # The pools say what of them has no effect.
+                    continue
                 if (why := self._kept_from(owned, key)) is not None:
                     place = self._places.find(key)
                     if not isinstance(place, str):
@@ -320,6 +329,19 @@ class LeasedClaims:
                         yield Unapplied(
                             place.target, key.field, claim_text(claim), (claim.owner,), *why, since_s
                         )
+
+    def pool_claims(self) -> Iterator[PoolClaim]:
+        """The claims on pools that count now, that of the highest priority and name the last of a value."""
+        if not self.ready.is_set():
+            return
+        for owned in sorted(self.owners.values(), key=lambda each: (each.owner.priority, each.owner.name)):
+            if owned.owner.mode is not Mode.ENFORCE:
+                continue
+            for key, claim in owned.claims.items():
+                if key.level is ClaimLevel.POOL and isinstance(claim.value, int):
+                    yield PoolClaim(
+                        key.target, PoolField(key.field), claim.value, owned.owner.name, str(claim.reason)
+                    )
 
     def _kept_from(self, owned: OwnedClaims, key: ClaimKey) -> tuple[UnappliedCause, str] | None:
         """Why a claim is not in the books; None if it is."""
@@ -445,6 +467,9 @@ class LeasedClaims:
         if self._is_idle():
             owned.dirty.update(keys)
             return []
+        keys = list(keys)
+        if any(key.level is ClaimLevel.POOL for key in keys):
+            self.on_pool_claims()
         changes: dict[ClaimKey, _Change] = {}
         failed: list[WriteResult] = []
         try:
@@ -452,7 +477,8 @@ class LeasedClaims:
             if owned.owner.mode is Mode.DRY_RUN:
                 wanted = ((key, each.target, owned.claims.get(key)) for key, each in changes.items())
                 self._audit.on_dry_run(owned.owner, wanted)
-            groups = list(self._groups(owned, changes))
+            of_cgroups = {key: each for key, each in changes.items() if key.level is not ClaimLevel.POOL}
+            groups = list(self._groups(owned, of_cgroups))
             for start in range(0, len(groups), PODS_IN_A_JOB):
                 applied = await self._write(owned, groups[start : start + PODS_IN_A_JOB], changes)
                 self._audit.on_applied(owned.owner, applied)

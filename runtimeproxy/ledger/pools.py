@@ -18,7 +18,7 @@ import logging
 import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from enum import StrEnum
@@ -31,6 +31,7 @@ from runtimeproxy.errors import RefusalError, StatusCode, described
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.katalyst import pool_operations as operations
 from runtimeproxy.katalyst import transition
+from runtimeproxy.katalyst.advice import CountedAdvice, PoolClaim, counted, target_problem
 from runtimeproxy.katalyst.levels import (
     MAIN_CONTAINER_NAME,
     RECLAIMED_MILLICPU,
@@ -47,6 +48,7 @@ from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer,
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
     RECLAIM,
+    AdvisedSizes,
     PoolSettings,
     PoolState,
     Refusal,
@@ -54,7 +56,8 @@ from runtimeproxy.katalyst.pools import (
     from_document,
 )
 from runtimeproxy.katalyst.topology import Topology
-from runtimeproxy.katalyst.transition import CpuPools, Overlap, Placement
+from runtimeproxy.katalyst.transition import Overlap, PlacedPools, Placement
+from runtimeproxy.ledger.leases import LEASE_S
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.record_views import recorded_pod
@@ -127,7 +130,7 @@ class PoolNode(Protocol):
 
     async def restore(self) -> None: ...
 
-    def place(self, pools: CpuPools | None, state: InputState) -> None: ...
+    def place(self, pools: PlacedPools | None, state: InputState) -> None: ...
 
 
 class NodePools:
@@ -141,10 +144,12 @@ class NodePools:
         write: Asks the policies about the pods with these uids, and writes what follows; returns those of
             which something could not be written.
         executor: A thread for the file alone: calls wait for it, and the checkpoint's is busy with its disk.
+        pool_claims: What advisors claim of pools now.
 
     Attributes:
         off_reason: Why there are no pools; empty if there are.
         problem: Why the state is not saved; empty if it is.
+        advice: What counts of advisors' claims.
         counts: Of calls that were refused, or went on without what they should have had, by the cause.
     """
 
@@ -160,6 +165,7 @@ class NodePools:
         write: Callable[[Collection[str]], Awaitable[frozenset[str]]],
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        pool_claims: Callable[[], Iterable[PoolClaim]] = tuple,
     ) -> None:
         self._store = store
         self._node = node
@@ -171,6 +177,10 @@ class NodePools:
         self._write = write
         self._executor = executor
         self._now_s = clock
+        self._pool_claims = pool_claims
+        # Until when the sizes of the process before this one count, as long as no advisor claims any.
+        self._advice_end_s = 0.0
+        self.advice = CountedAdvice()
         self.off_reason = "not started"
         self.problem = ""
         self.counts: Counter[PoolCause] = Counter()
@@ -183,7 +193,7 @@ class NodePools:
         # Whether the state is that of records, or of the process before this one.
         self._is_known = False
         self._placements: dict[str, Placement] = {}
-        self._shown: CpuPools | None = None
+        self._shown: PlacedPools | None = None
         self._refusals: Mapping[tuple[str, str], Refusal] = NO_REFUSALS
         # What pods were last written with, and those that have to be written.
         self._written: dict[str, Placement] = {}
@@ -262,6 +272,7 @@ class NodePools:
             found = await run(self._executor, self.file.load, lambda saved: _state_of(saved, topology))
             if found is not None:
                 self._saved, self._is_known = found, True
+                self._advice_end_s = self._now_s() + LEASE_S
                 self._replace(found)
                 # The process before this one may have ended before it was all written.
                 self._unwritten = set(found.pods)
@@ -292,13 +303,36 @@ class NodePools:
             state, self.off_reason = InputState.UNKNOWN, "the runtime's pods are not known yet"
         if not self.off_reason and (topology := self._present_topology()) is not None:
             settings = self._configured().settings
-            if self._state is None:
-                self._replace(operations.initial(topology, settings))
-            elif self._state.settings != settings or self._state.topology != topology:
-                self._replace(operations.configure(self._state, settings, topology))
+            found = self._state or operations.initial(topology, settings)
+            advice = self._present_advice(found)
+            found = operations.configure(found, settings, topology, advice)
+            if found is not self._state:
+                self._replace(found)
         if self.off_reason != before and self._is_wanted():
             logger.info("katalyst-pools: %s", f"off: {self.off_reason}" if self.off_reason else "on")
         self._show(state)
+
+    def _present_advice(self, state: PoolState) -> AdvisedSizes | None:
+        """What sizes follow from: an advisor's claims, else requests."""
+        before = self.advice
+        self.advice = counted(state, self._pool_claims())
+        for problem in self.advice.problems:
+            if problem not in before.problems:
+                self._failures.report("advice", problem, problem)
+        if bool(before.pools) != bool(self.advice.pools):
+            text = "an advisor's" if self.advice.pools else "by requests: no advisor's lease counts"
+            logger.info("katalyst-pools: sizes are %s", text)
+        if not self.advice.pools and self._now_s() < self._advice_end_s:
+            return state.advice
+        self._advice_end_s = 0.0
+        return self.advice.sizes(state)
+
+    def pool_problem(self, pool: str, field: str) -> str:
+        """Why a pool has no value of this field for an advisor; empty if it has."""
+        state = self.state
+        if state is None:
+            return f"there are no pools: {self.off_reason}" if self._is_wanted() else "there are no pools"
+        return target_problem(state, pool, field)
 
     def _present_topology(self) -> Topology | None:
         node = self._node.latest
@@ -484,7 +518,7 @@ class NodePools:
     def _show(self, state: InputState = InputState.KNOWN) -> None:
         pools, before = None, self._shown
         if self._state is not None and self.is_on:
-            pools = CpuPools(self._state, self._placements, self._refusals)
+            pools = PlacedPools(self._state, self._placements, self._refusals, self.advice.pools)
             if before is not None and pools.is_as(before):
                 pools = before
             else:

@@ -21,7 +21,7 @@ from runtimeproxy.qos import PRIORITY_CLASS_LABEL, KubeQoSClass, QoSClass
 from runtimeproxy.slo.strategies import PodStrategy, Strategies, StrategyTraits
 
 if TYPE_CHECKING:
-    from runtimeproxy.katalyst.transition import CpuPools
+    from runtimeproxy.katalyst.transition import PlacedPools
 
 EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
 
@@ -268,7 +268,7 @@ class Node:
     """Requests by pod uid and container name, in the units of `capacity`, from the kubelet's own state."""
     allocations: Mapping[str, PodCpus] = field(default_factory=dict)
     """CPUs of pods that have some of their own, by pod uid."""
-    cpu_pools: CpuPools | None = None
+    cpu_pools: PlacedPools | None = None
     """Katalyst's pools, and what each pod has of them; None: they are off, or not known."""
     live_pods: Mapping[str, LivePod] = field(default_factory=dict)
     """The pods of this node as the API server has them, by uid; empty without it."""
@@ -316,6 +316,10 @@ class Node:
             found = live.requests
         return found or {}
 
+    def knows_requests_of(self, pod: PodLike) -> bool:
+        """Whether the kubelet's state or the API server tells the requests of this pod."""
+        return pod.uid in self._requests_by_pod or pod.uid in self.live_pods
+
     def priority_of(self, pod: PodLike) -> int | None:
         """The pod's `spec.priority`; None if it is not known."""
         live = self.live_pods.get(pod.uid)
@@ -336,7 +340,7 @@ class Node:
                 is_known = PRIORITY_CLASS_LABEL in pod.labels or self.priority_of(pod) is not None
             elif pod is not None and each is Input.POD_REQUESTS:
                 is_withdrawn = self.states.get(each) is InputState.WITHDRAWN
-                is_known = is_withdrawn or pod.uid in self._requests_by_pod or pod.uid in self.live_pods
+                is_known = is_withdrawn or self.knows_requests_of(pod)
             else:
                 is_known = each not in self._unknown
             if not is_known:

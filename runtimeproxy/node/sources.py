@@ -23,7 +23,7 @@ from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus, Pools
 
 if TYPE_CHECKING:
     from runtimeproxy.katalyst.targets import TargetState
-    from runtimeproxy.katalyst.transition import CpuPools
+    from runtimeproxy.katalyst.transition import PlacedPools
     from runtimeproxy.slo.reading import Problem as StrategyProblem
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class NodeSources:
         self._executor = executor
         self._allocations: Mapping[str, PodCpus] | None = None
         # Katalyst's pools, with the state of this input.
-        self._cpu_pools: tuple[CpuPools | None, InputState] = (None, InputState.UNKNOWN)
+        self._cpu_pools: tuple[PlacedPools | None, InputState] = (None, InputState.UNKNOWN)
         self._settings = settings or InputWatchSettings()
         self._clock = clock
         self._facts = NodeReader(places.sysfs, places.cgroup_root, clock, places.devfs)
@@ -216,7 +216,7 @@ class NodeSources:
             self._allocations = allocations
             self._announce(frozenset())
 
-    def place(self, pools: CpuPools | None, state: InputState) -> None:
+    def place(self, pools: PlacedPools | None, state: InputState) -> None:
         """Takes Katalyst's pools; all pods are evaluated again only if the state is another one."""
         placed, before = self._cpu_pools
         has_changed = state is not before

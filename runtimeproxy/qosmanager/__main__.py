@@ -13,7 +13,7 @@ from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
 from runtimeproxy.config.sources import FLAGS, read
 from runtimeproxy.config.validation import combined_message
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.qosmanager import status
+from runtimeproxy.qosmanager import resources, status
 
 if TYPE_CHECKING:
     from runtimeproxy.qosmanager.manager import Configuration, SampleSource
@@ -23,6 +23,8 @@ PROGRAM: Final = "koord-qos-manager"
 _FLAGS: Final = ("proxy.endpoint", "log.level", "log.format")
 """The keys of the configuration that have a flag here, too."""
 _STATUS_FLAGS: Final = ("proxy.endpoint",)
+
+_COMMANDS: Final = {"status": status.shown, "resources": resources.shown}
 
 _DESCRIPTION: Final = """\
 Computes from samples what pods may use at the moment: it suppresses the CPU of BE pods, lets throttled pods
@@ -42,6 +44,8 @@ examples:
       compute and explain, and claim nothing
   {PROGRAM} status
       whether one runs on this node, and what its plugins do
+  {PROGRAM} resources
+      what the node has, keeps, uses, and what pods of reclaimed_cores can have, for each NUMA node, too
 
 signals:
   SIGTERM       ends; claims count on until their lease ends, so that a restart changes no value
@@ -49,9 +53,9 @@ signals:
 
 exit codes:
   0    ended by SIGTERM; of status: nothing is wrong, one runs or none is needed
-  1    failure; of status: strategies ask for what nothing does
+  1    failure; of status: strategies ask for what nothing does; of resources: nothing is reported now
   2    invalid flag, variable or configuration
-  3    of status: the daemon does not answer
+  3    of status and resources: the daemon does not answer
 """
 
 
@@ -83,6 +87,10 @@ def make_parser() -> argparse.ArgumentParser:
     own = commands.add_parser("status", help=text, description=f"{text[0].upper()}{text[1:]}.")
     _add_flags(own, _STATUS_FLAGS, is_command=True)
     status.add_arguments(own)
+    text = "show what the node has and can give, as the plugin katalyst-reporter reports it"
+    own = commands.add_parser("resources", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    _add_flags(own, _STATUS_FLAGS, is_command=True)
+    resources.add_arguments(own)
     return parser
 
 
@@ -108,8 +116,9 @@ def _add_flags(parser: argparse.ArgumentParser, names: Collection[str], *, is_co
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.command == "status":
-        code, text = status.shown(read(arguments, os.environ).settings, arguments.output)
+    if arguments.command in _COMMANDS:
+        shown = _COMMANDS[arguments.command]
+        code, text = shown(read(arguments, os.environ).settings, arguments.output)
         print(text, file=sys.stderr if code == status.NO_DAEMON else sys.stdout)
         return code
     _import_asyncio_without_tls()

@@ -89,6 +89,31 @@ class Choice(NamedTuple):
     explanation: str
 
 
+class Allowance(NamedTuple):
+    """How many pods may be evicted now, and which not."""
+
+    evicted: dict[str, float]
+    """See `EvictState.evicted`; without what is too old to count."""
+    left: int
+    """How many more in this interval."""
+    terminating: frozenset[str]
+    """Uids of those that were evicted, and are taken for released."""
+    excluded: set[str]
+    """Uids of these, and of those that were chosen or refused not long ago."""
+
+
+def allowance(state: EvictState, now_s: float) -> Allowance:
+    """Return what the bounds of a plugin's options leave."""
+    options = state.options
+    hold_s = max(options.same_pod_after_seconds, options.per_seconds, TERMINATION_S)
+    evicted = _since(state.evicted, now_s - hold_s)
+    left = max(options.most_pods - len(_since(evicted, now_s - options.per_seconds)), 0)
+    terminating = frozenset(_since(evicted, now_s - TERMINATION_S))
+    held_since_s = now_s - options.same_pod_after_seconds
+    excluded = {*terminating, *_since(evicted, held_since_s), *_since(state.refused, held_since_s)}
+    return Allowance(evicted, left, terminating, excluded)
+
+
 def choose(
     tasks: Sequence[ReleaseTask],
     snapshot: Snapshot,
@@ -103,12 +128,7 @@ def choose(
     releases; `unit` writes an amount for people. A pod that releases less than `least` of all is not evicted.
     """
     options, now_s = state.options, snapshot.now_s
-    hold_s = max(options.same_pod_after_seconds, options.per_seconds, TERMINATION_S)
-    evicted = _since(state.evicted, now_s - hold_s)
-    left = max(options.most_pods - len(_since(evicted, now_s - options.per_seconds)), 0)
-    terminating = _since(evicted, now_s - TERMINATION_S)
-    held_since_s = now_s - options.same_pod_after_seconds
-    excluded = {*terminating, *_since(evicted, held_since_s), *_since(state.refused, held_since_s)}
+    evicted, left, terminating, excluded = allowance(state, now_s)
     missing = _missing(tasks, (releases_of(pod) for pod in snapshot.pods if pod.uid in terminating))
     evictions: list[Eviction] = []
     for task, pod in ((each, pod) for each in tasks for pod in each.pods):
@@ -220,7 +240,23 @@ def beyond_allocatable(requested: int, allocatable: int, threshold_percent: int,
     return requested - allocatable * lower_percent // 100
 
 
-class EvictPlugin(Plugin[_StateT]):
+class BoundedEvictPlugin(Plugin[_StateT]):
+    """Base class of all plugins that evict pods: what they have proposed, and what became of it."""
+
+    def on_evictions(self, results: Sequence[EvictionResult], snapshot: Snapshot, state: _StateT) -> _StateT:
+        now_s = snapshot.now_s
+        failed = {each.eviction.pod_uid for each in results if each.outcome not in _DONE}
+        refused = _since(state.refused, now_s - state.options.same_pod_after_seconds)
+        return replace(
+            state,
+            # A failed proposal releases nothing, and if all fail, the plugin does not cool.
+            evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
+            refused={**refused, **dict.fromkeys(failed, now_s)},
+            cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,
+        )
+
+
+class EvictPlugin(BoundedEvictPlugin[_StateT]):
     """Base class of the plugins that evict pods while a resource is short."""
 
     default_mode: ClassVar[Mode] = Mode.DRY_RUN
@@ -255,18 +291,6 @@ class EvictPlugin(Plugin[_StateT]):
             cool_until_s = now_s + self.cool_s
         after = replace(state, evicted=choice.evicted, cool_until_s=cool_until_s)
         return Decision(after, (), choice.evictions, choice.explanation)
-
-    def on_evictions(self, results: Sequence[EvictionResult], snapshot: Snapshot, state: _StateT) -> _StateT:
-        now_s = snapshot.now_s
-        failed = {each.eviction.pod_uid for each in results if each.outcome not in _DONE}
-        refused = _since(state.refused, now_s - state.options.same_pod_after_seconds)
-        return replace(
-            state,
-            # A failed proposal releases nothing, and if all fail, the plugin does not cool.
-            evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
-            refused={**refused, **dict.fromkeys(failed, now_s)},
-            cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,
-        )
 
     def observed(self, snapshot: Snapshot, state: _StateT) -> _StateT:
         """The state after each round, also of those that cool; by default unchanged."""

@@ -25,6 +25,7 @@ from runtimeproxy.qosmanager.plugin import (
     Eviction,
     EvictionResult,
     Mode,
+    NodeReport,
     PluginContext,
     Role,
     Target,
@@ -204,6 +205,9 @@ def decision_problem(answer: object) -> str:
     decision: Any = answer
     if not isinstance(decision.explanation, str):
         return "explanation is not a text"
+    report = decision.node_report
+    if report is not None and not (isinstance(report, NodeReport) and isinstance(report.document, str)):
+        return "node_report is not a NodeReport"
     for name, kind, most in (("claims", Claim, MOST_CLAIMS), ("evictions", Eviction, MOST_EVICTIONS)):
         if problem := _entries_problem(name, getattr(decision, name), kind, most):
             return problem

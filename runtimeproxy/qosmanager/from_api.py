@@ -24,16 +24,20 @@ from runtimeproxy.qos import (
     QoSClass,
     priority_class_with_default,
 )
-from runtimeproxy.qosmanager.plugin import Claim, Role, Target
+from runtimeproxy.qosmanager.plugin import Claim, NodeReport, Role, Target
 from runtimeproxy.qosmanager.snapshot import (
     CacheUse,
     Container,
     ContainerState,
     Cpu,
+    CpuPools,
     HostApplication,
+    KatalystTraits,
     Node,
     Pod,
     PodEviction,
+    PoolAdvice,
+    PoolMember,
     Strategies,
 )
 from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
@@ -43,7 +47,7 @@ from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, ClaimKey
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
 
-    from runtimeproxy.vocabulary import PluginReport
+    from runtimeproxy.vocabulary import MetricsSource, PluginReport
 
 _Kind = TypeVar("_Kind")
 _EnumT = TypeVar("_EnumT", bound=Enum)
@@ -85,8 +89,21 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
         cpu_burst=burst,
         eviction=eviction,
         created_s=message.created_at.ToMicroseconds() / 1e6 if message.HasField("created_at") else None,
+        katalyst=_katalyst(message.katalyst) if message.HasField("katalyst") else None,
+        has_known_requests=message.has_known_requests,
+        requests=dict(message.requests),
     )
     return pod, (*burst_problems, *eviction_problems)
+
+
+def _katalyst(message: api_pb2.KatalystLevel) -> KatalystTraits:
+    rate, threshold = message.suppression_tolerance_rate, message.rss_overuse_threshold
+    return KatalystTraits(
+        message.level,
+        rate if message.HasField("suppression_tolerance_rate") else None,
+        threshold if message.HasField("rss_overuse_threshold") else None,
+        message.rss_overuse_problem,
+    )
 
 
 def cache_use_of(message: api_pb2.GetResctrlResponse) -> dict[str, CacheUse]:
@@ -127,7 +144,7 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
     """The node, its strategies, and the problems with them."""
     system = next((pool for pool in message.pools if pool.name == "system"), None)
     node = Node(
-        cpus=tuple(Cpu(cpu.id, cpu.core, cpu.socket, cpu.numa_node) for cpu in message.cpus if cpu.is_online),
+        cpus=tuple(map(_cpu, (cpu for cpu in message.cpus if cpu.is_online))),
         capacity=dict(message.capacity),
         allocatable=dict(message.allocatable),
         annotations=dict(message.annotations),
@@ -151,6 +168,8 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
             for each in message.qos_class_cgroups
             if each.kube_qos_class in _KUBE_QOS_CLASSES
         },
+        memory_bytes=dict(message.memory_bytes),
+        cpu_pools=_cpu_pools(message) if message.HasField("katalyst_pool_settings") else None,
     )
     fields = {each.path: each.value for each in message.plugin_strategies}
     threshold, threshold_problems = strategy_of(Threshold, "threshold", fields)
@@ -163,6 +182,43 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
         host_applications=tuple(map(_host_application, message.host_applications)),
     )
     return node, strategies, (*threshold_problems, *burst_problems, *colocation_problems)
+
+
+def _cpu_pools(message: api_pb2.GetNodeResponse) -> CpuPools:
+    settings = message.katalyst_pool_settings
+    return CpuPools(
+        pools={each.name: _cpus(each.cpus) for each in message.katalyst_pools},
+        members={
+            each.pod_uid: PoolMember(
+                level=each.level,
+                pool=each.pool,
+                cpus=_cpus(each.cpus),
+                own_cpus=_cpus(each.own_cpus),
+                numa_nodes=_cpus(each.numa_nodes),
+                is_ramping_up=each.is_ramping_up,
+            )
+            for each in message.katalyst_pods
+        },
+        enable_reclaim=settings.enable_reclaim,
+        overlap=settings.overlap,
+        least_reclaim_cpus=settings.least_reclaim_cpus,
+        reserved_cpus=_cpus(settings.reserved_cpus),
+        advice={each.pool: _pool_advice(each) for each in message.katalyst_advice},
+    )
+
+
+def _pool_advice(message: api_pb2.AdvisedPool) -> PoolAdvice:
+    return PoolAdvice(
+        message.required_cpus if message.HasField("required_cpus") else None,
+        message.overlap_cpus if message.HasField("overlap_cpus") else None,
+        message.headroom_millicpu if message.HasField("headroom_millicpu") else None,
+        message.headroom_bytes if message.HasField("headroom_bytes") else None,
+    )
+
+
+def _cpu(message: api_pb2.Cpu) -> Cpu:
+    l3 = message.l3 if message.HasField("l3") else -1
+    return Cpu(message.id, message.core, message.socket, message.numa_node, l3)
 
 
 def _host_application(message: api_pb2.HostApplication) -> HostApplication:
@@ -257,10 +313,14 @@ def claims_of(messages: Iterable[api_pb2.Claim]) -> Iterator[Claim]:
 # --- reports -----------------------------------------------------------------------------------------------
 
 
-def report_message(pid: int, started_s: float, plugins: Iterable[PluginReport]) -> api_pb2.QosManagerReport:
+def report_message(
+    pid: int, started_s: float, plugins: Iterable[PluginReport], metrics: tuple[MetricsSource, str]
+) -> api_pb2.QosManagerReport:
     """The report to the daemon about this process, which started `started_s` after the epoch."""
     message = api_pb2.QosManagerReport(version=__version__, pid=pid)
     message.started_at.FromNanoseconds(int(started_s * 1e9))
+    message.metrics_source, problem = metrics
+    message.metrics_problem = cut_bytes(problem, MOST_CLAIM_REASON_BYTES)
     message.plugins.extend(
         plugin_status(
             each._replace(
@@ -271,3 +331,8 @@ def report_message(pid: int, started_s: float, plugins: Iterable[PluginReport]) 
         for each in plugins
     )
     return message
+
+
+def node_report_message(report: NodeReport) -> api_pb2.NodeResourceReport:
+    problems = [cut_bytes(each, MOST_CLAIM_REASON_BYTES) for each in report.problems]
+    return api_pb2.NodeResourceReport(json=report.document, problems=problems)

@@ -26,20 +26,21 @@ from runtimeproxy.errors import ConfigError, RuntimeProxyError, described
 from runtimeproxy.logs import FailureLog, flush_failures
 from runtimeproxy.qosmanager.claims import ClaimSession, claim_text
 from runtimeproxy.qosmanager.client import ClaimsRefusedError, DaemonAwayError, DaemonClient
-from runtimeproxy.qosmanager.framework import PluginRunner
+from runtimeproxy.qosmanager.framework import PluginRun, PluginRunner
 from runtimeproxy.qosmanager.plugin import (
     AnyPlugin,
     Claim,
     EvictionOutcome,
     Mode,
     Need,
+    NodeReport,
     Plugin,
     be_limit_cores,
 )
 from runtimeproxy.qosmanager.remote import RemoteOptions, RemotePlugin
 from runtimeproxy.qosmanager.snapshot import Level, Metrics, Snapshot, sample_targets
 from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
-from runtimeproxy.vocabulary import PluginReport
+from runtimeproxy.vocabulary import MetricsSource, PluginReport
 
 if TYPE_CHECKING:
     from runtimeproxy.config.sources import Reading
@@ -47,18 +48,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PLUGINS: Final = "runtimeproxy.qosmanager.plugins"
 BUILT_IN: Final[Mapping[str, str]] = {
-    "cpu-suppress": "runtimeproxy.qosmanager.plugins.cpu_suppress:CpuSuppress",
-    "cpu-burst": "runtimeproxy.qosmanager.plugins.cpu_burst:CpuBurstPlugin",
-    "cpu-evict": "runtimeproxy.qosmanager.plugins.cpu_evict:CpuEvict",
-    "memory-evict": "runtimeproxy.qosmanager.plugins.memory_evict:MemoryEvict",
-    "profiling": "runtimeproxy.qosmanager.plugins.profiling:Profiling",
+    "cpu-suppress": f"{_PLUGINS}.cpu_suppress:CpuSuppress",
+    "cpu-burst": f"{_PLUGINS}.cpu_burst:CpuBurstPlugin",
+    "cpu-evict": f"{_PLUGINS}.cpu_evict:CpuEvict",
+    "memory-evict": f"{_PLUGINS}.memory_evict:MemoryEvict",
+    "katalyst-cpu-suppression": f"{_PLUGINS}.katalyst_cpu_suppression:KatalystCpuSuppression",
+    "katalyst-cpu-load": f"{_PLUGINS}.katalyst_cpu_load:KatalystCpuLoad",
+    "katalyst-reclaimed-pressure": f"{_PLUGINS}.katalyst_reclaimed_pressure:KatalystReclaimedPressure",
+    "katalyst-memory-pressure": f"{_PLUGINS}.katalyst_memory_pressure:KatalystMemoryPressure",
+    "katalyst-rss-overuse": f"{_PLUGINS}.katalyst_rss_overuse:KatalystRssOveruse",
+    "profiling": f"{_PLUGINS}.profiling:Profiling",
+    "katalyst-advisor": f"{_PLUGINS}.katalyst_advisor:KatalystAdvisor",
+    "katalyst-reporter": f"{_PLUGINS}.katalyst_reporter:KatalystReporter",
 }
 """The class of each plugin; its module is imported at the start."""
 SAMPLES_S: Final = 2.0
 """How long a pass of samples may take before the round goes on without it."""
 REPORT_S: Final = 5.0
 """How long the daemon may take for a report."""
+MOST_NODE_REPORT_BYTES: Final = 768 << 10
+"""Of the node's CustomNodeResource; the daemon takes a little more in one call."""
+NO_NODE_REPORT: Final = NodeReport("")
 REFUSED_PAUSE_S: Final = 10.0
 """How long a plugin waits whose claims the daemon does not take."""
 EXPLAIN_S: Final = 10.0
@@ -80,8 +92,15 @@ class SampleSource(Metrics, Protocol):
     def cycles_problem(self) -> str:
         """Why there are no cycles per instruction; empty if there are, or if no plugin needs them."""
 
+    @property
+    def metrics_source(self) -> tuple[MetricsSource, str]:
+        """Where the values of the last pass came from, and why not from where they should."""
+
     def read(self, targets: Mapping[str, Level], needs: Iterable[Need]) -> object:
         """Makes one pass; in one thread at a time."""
+
+    def use_malachite(self, url: str) -> None:
+        """Asks Malachite from now on, at `http://host:port`; an empty text: only the kernel's files."""
 
     def close(self) -> None:
         """Closes all files."""
@@ -185,6 +204,8 @@ class _PluginEntry:
         """Why the daemon does not take its claims; empty if it does."""
         self.refused_until_s = 0.0
         self.would_claim: Sequence[Claim] = ()
+        self.has_run = False
+        self._node_report: NodeReport | None = None
         self.explained_s = 0.0
 
     @property
@@ -199,6 +220,19 @@ class _PluginEntry:
             runner.problem or self.refused,
             runner.explanation,
         )
+
+    @property
+    def node_report(self) -> NodeReport | None:
+        """The last one; without a document while the plugin is left out, and None if it reports nothing."""
+        if self._node_report is None or self.runner.mode is Mode.OFF:
+            return None
+        problem = self.runner.problem
+        return NodeReport("", (problem,)) if problem else self._node_report
+
+    def note_run(self, result: PluginRun | None) -> None:
+        self.has_run = True
+        if result is not None:
+            self._node_report = result.decision.node_report
 
     @property
     def state(self) -> str:
@@ -313,6 +347,8 @@ class QosManager:
         for entry in self._entries:
             own = configuration.plugins[entry.runner.plugin.name]
             entry.runner.configure(own.mode, configuration.gates, own.options)
+        metrics = configuration.settings.qosmanager
+        self._sampler.use_malachite(metrics.malachite_url if metrics.metrics_source == "malachite" else "")
         logging.getLogger().setLevel(configuration.settings.log.level.upper())
 
     # Rounds
@@ -416,6 +452,7 @@ class QosManager:
         is_claiming = is_enforced and runner.plugin.has_claims
         held = await session.take_over(connection) if is_claiming else ()
         result = await runner.run(snapshot, versions, held)
+        entry.note_run(result)
         if result is None:
             return
         claims, evictions = result.decision.claims, result.decision.evictions
@@ -454,24 +491,42 @@ class QosManager:
     async def _keep_reporting(self) -> None:
         """Tells the daemon that this process runs, and how: without a report it reports one as missing."""
         told: DaemonConnection | None = None
+        told_node: NodeReport | None = None
         due_s = 0.0
         while True:
             connection = self._client.connection
             if connection is not None and (connection is not told or time.monotonic() >= due_s):
+                node = self._node_report
+                is_news = node is not None and (connection is not told or node != told_node)
                 try:
-                    due_s = time.monotonic() + await self._report(connection)
-                    told = connection
+                    due_s = time.monotonic() + await self._report(connection, node if is_news else None)
+                    told, told_node = connection, node if is_news else told_node
                 except DaemonAwayError:
                     told = None  # which the client reports
             await asyncio.sleep(1.0)
 
-    async def _report(self, connection: DaemonConnection) -> float:
+    @property
+    def _node_report(self) -> NodeReport | None:
+        """What is reported of the node; None: plugins that may report it have not run yet."""
+        reports = [report for entry in self._entries if (report := entry.node_report) is not None]
+        if not reports:
+            is_known = all(entry.has_run or entry.runner.mode is Mode.OFF for entry in self._entries)
+            return NO_NODE_REPORT if is_known else None
+        if (size := len(reports[0].document.encode())) > MOST_NODE_REPORT_BYTES:
+            reason = f"it has {size} bytes, and the daemon takes at most {MOST_NODE_REPORT_BYTES}"
+            return NodeReport("", (reason, *reports[0].problems))
+        return reports[0]
+
+    async def _report(self, connection: DaemonConnection, node: NodeReport | None) -> float:
         """Sends one report; returns in how many seconds the next one is due. Raises DaemonAwayError."""
         from cri_api.runtimeproxy.v1 import api_pb2
-        from runtimeproxy.qosmanager.from_api import report_message
+        from runtimeproxy.qosmanager.from_api import node_report_message, report_message
 
-        report = report_message(os.getpid(), self._started_s, (entry.report for entry in self._entries))
+        plugins = (entry.report for entry in self._entries)
+        report = report_message(os.getpid(), self._started_s, plugins, self._sampler.metrics_source)
         request = api_pb2.ReportQosManagerRequest(report=report)
+        if node is not None:
+            request.node_resource.CopyFrom(node_report_message(node))
         try:
             response = await connection.call(connection.admin.ReportQosManager, request, timeout=REPORT_S)
         except ClaimsRefusedError as error:
@@ -494,7 +549,11 @@ class QosManager:
     def _status_text(self) -> str:
         if self._client.problem:
             return f"no daemon: {self._client.problem}"
-        return "; ".join(f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries)
+        states = [f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries]
+        source, problem = self._sampler.metrics_source
+        if source is MetricsSource.MALACHITE or problem:
+            states.append(f"samples: {problem or source}")
+        return "; ".join(states)
 
     async def _feed_watchdog(self, interval_s: float) -> None:
         while True:

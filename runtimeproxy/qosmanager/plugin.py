@@ -96,6 +96,14 @@ class EvictionResult(NamedTuple):
     """Why not; empty if it was evicted."""
 
 
+class NodeReport(NamedTuple):
+    """What a plugin reports of the node, for the daemon to serve: one plugin of a manager does so."""
+
+    document: str
+    """A CustomNodeResource of Katalyst's as JSON; empty: there is none."""
+    problems: tuple[str, ...] = ()
+
+
 class Decision(NamedTuple, Generic[StateT]):
     """All claims and evictions of a plugin, and its next state."""
 
@@ -106,6 +114,7 @@ class Decision(NamedTuple, Generic[StateT]):
     """In their order. One that was refused or failed comes again only if the plugin proposes it again."""
     explanation: str = ""
     """The decision as a whole in a sentence or some, for status and log."""
+    node_report: NodeReport | None = None
 
 
 class Need(NamedTuple):

@@ -17,7 +17,7 @@ from runtimeproxy.qos import DEFAULT_PRIORITIES, KubeQoSClass, PriorityClass, Qo
 from runtimeproxy.slo.dynamic import asked_plugins
 from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
 from runtimeproxy.slo.schema import PodEviction as PodEviction
-from runtimeproxy.vocabulary import ClaimLevel
+from runtimeproxy.vocabulary import NUMA_INFIX, RECLAIM, ClaimLevel
 
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
@@ -57,6 +57,19 @@ class Container:
     unlimited, None: not known."""
 
 
+class KatalystTraits(NamedTuple):
+    """What Katalyst's annotations say of a pod, as far as plugins decide by it."""
+
+    level: str
+    """Such as `reclaimed_cores`."""
+    suppression_tolerance_rate: float | None = None
+    """Of the requests to the supply of reclaimed CPU; None: not said."""
+    rss_overuse_threshold: float | None = None
+    """Of the memory requests; None: not said, or not a number above 0."""
+    rss_overuse_problem: str = ""
+    """Why what the annotation says of it cannot be used; empty if it can, or says nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """A pod sandbox that is ready, with its containers. Empty fields are not known."""
@@ -84,6 +97,12 @@ class Pod:
     eviction: PodEviction = field(default_factory=PodEviction)
     created_s: float | None = None
     """By `Snapshot.wall_s`; None: not known."""
+    katalyst: KatalystTraits | None = None
+    """None: it has no level of Katalyst's."""
+    has_known_requests: bool = False
+    """Whether its specification is known: what the requests of its containers lack is not requested."""
+    requests: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    """Of the whole pod, by annotations, in the units of `Container.requests`; empty where those are known."""
 
     @property
     def full_name(self) -> str:
@@ -102,6 +121,8 @@ class Cpu(NamedTuple):
     """Counted anew in each socket."""
     socket: int
     numa_node: int
+    l3: int = -1
+    """Id of the last-level cache; -1: not known."""
 
 
 class HostApplication(NamedTuple):
@@ -113,6 +134,81 @@ class HostApplication(NamedTuple):
     cgroup: str = ""
     base: CgroupBase = CgroupBase.CGROUP_ROOT
     """The base of the strategy's path."""
+
+
+class PoolMember(NamedTuple):
+    """A pod in Katalyst's pools."""
+
+    level: str
+    """Such as `shared_cores`."""
+    pool: str
+    """Such as `share`, `share-NUMA0`, `reclaim`, `dedicated`, `system-NAME`; empty while it ramps up."""
+    cpus: frozenset[int] = frozenset()
+    own_cpus: frozenset[int] = frozenset()
+    """The part of `cpus` that it has alone."""
+    numa_nodes: frozenset[int] = frozenset()
+    """Those that it is bound to; empty: none."""
+    is_ramping_up: bool = False
+
+
+class Headroom(NamedTuple):
+    """What pods of `reclaimed_cores` can use in all, those that run included."""
+
+    cpu_millicores: int
+    memory_bytes: int
+
+
+class PoolAdvice(NamedTuple):
+    """What an advisor says of one pool, within the daemon's bounds; None: nothing."""
+
+    required_cpus: int | None = None
+    """CPUs that a pool of `shared_cores` needs."""
+    overlap_cpus: int | None = None
+    """How many of its CPUs `reclaim` is to have, too."""
+    headroom_millicpu: int | None = None
+    """Of `reclaim` or `reclaim-NUMA0`; see `Headroom`."""
+    headroom_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuPools:
+    """Katalyst's CPU pools of the node, and what counts of an advisor's claims, as the daemon says."""
+
+    pools: Mapping[str, frozenset[int]] = field(default_factory=lambda: _EMPTY)
+    """CPUs by name; `dedicated` are those that pods have alone."""
+    members: Mapping[str, PoolMember] = field(default_factory=lambda: _EMPTY)
+    """By uid of the pod."""
+    enable_reclaim: bool = False
+    """Whether `reclaimed_cores` have all that the pools of `shared_cores` do not need."""
+    overlap: bool = False
+    """Whether they share CPUs with `shared_cores`."""
+    least_reclaim_cpus: int = 0
+    """What `reclaim` has at least, and `shared_cores` never get."""
+    reserved_cpus: frozenset[int] = frozenset()
+    advice: Mapping[str, PoolAdvice] = field(default_factory=lambda: _EMPTY)
+    """By pool; empty: no advisor's lease counts, and sizes follow from requests."""
+
+    @property
+    def headroom(self) -> Headroom | None:
+        """Of the whole node; None: no advisor says it."""
+        return _headroom(self.advice.get(RECLAIM))
+
+    @property
+    def numa_headroom(self) -> Mapping[int, Headroom]:
+        """By NUMA node; empty: no advisor says it."""
+        found: dict[int, Headroom] = {}
+        for name, advice in self.advice.items():
+            pool, infix, numa_node = name.rpartition(NUMA_INFIX)
+            headroom = _headroom(advice)
+            if infix and pool == RECLAIM and headroom is not None:
+                found[int(numa_node)] = headroom
+        return found
+
+
+def _headroom(advice: PoolAdvice | None) -> Headroom | None:
+    if advice is None or advice.headroom_millicpu is None or advice.headroom_bytes is None:
+        return None
+    return Headroom(advice.headroom_millicpu, advice.headroom_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +249,10 @@ class Node:
     qos_cgroups: Mapping[KubeQoSClass, str] = field(default_factory=lambda: _EMPTY)
     """The cgroup of each QoS class of Kubernetes; one that is not in it is not known. That of Guaranteed is
     the parent of the other two."""
+    memory_bytes: Mapping[int, int] = field(default_factory=lambda: _EMPTY)
+    """By NUMA node; empty: not known."""
+    cpu_pools: CpuPools | None = None
+    """None: there are none, or they are off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +270,9 @@ class Metric(StrEnum):
 
     CPU_USAGE = "cpu_usage"
     """In cores."""
+    CPU_LOAD = "cpu_load"
+    """Mean number of tasks that run or wait for a CPU, over about a minute. The kernel tells it of the node
+    only."""
     CPU_THROTTLED = "cpu_throttled"
     """Share of the CFS periods in which it was throttled, 0 to 1; 0 if there was no period, as without a
     quota."""
@@ -179,6 +282,16 @@ class Metric(StrEnum):
     """In bytes, with page cache; of the node MemTotal - MemFree."""
     MEMORY_WORKING_SET = "memory_working_set"
     """In bytes, with page cache less its inactive part, by which the kubelet evicts."""
+    MEMORY_FREE = "memory_free"
+    """Of the node only: MemFree, in bytes."""
+    MEMORY_TOTAL = "memory_total"
+    """Of the node only: MemTotal, in bytes."""
+    WATERMARK_SCALE = "watermark_scale"
+    """Of the node only: `vm.watermark_scale_factor`, in ten thousandths of the memory."""
+    KSWAPD_STEAL = "kswapd_steal"
+    """Of the node only: pages that kswapd reclaims in a second."""
+    CPU_RUNNABLE = "cpu_runnable"
+    """Of the node only, by CPU: mean number of tasks that run on it or wait for it."""
     MEMORY_NUMA = "memory_numa"
     """In bytes, on one NUMA node: anonymous and file pages; of the node MemUsed."""
     CPU_PRESSURE = "cpu_pressure"
@@ -229,6 +342,14 @@ class Metrics(Protocol):
         """The last sample; None: there is none of the last `length_s` seconds. Arguments as of `window`."""
         window = self.window(cgroup, metric, length_s)
         return None if window is None else window.last
+
+    def numa_windows(self, cgroup: str, length_s: float) -> Mapping[int, Window]:
+        """The samples of `MEMORY_NUMA` by NUMA node; empty: there are none. Arguments as of `window`."""
+        return {}
+
+    def cpu_windows(self, length_s: float) -> Mapping[int, Window]:
+        """The samples of the node's `CPU_RUNNABLE` by CPU; empty: there are none."""
+        return {}
 
 
 class NoMetrics(Metrics):

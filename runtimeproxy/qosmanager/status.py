@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.vocabulary import MetricsSource
+
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
     from runtimeproxy.config.settings import Settings
@@ -86,6 +88,10 @@ def lines(status: api_pb2.QosManagerStatus, now: datetime) -> Iterator[str]:
         yield f"asked for by the strategies: {', '.join(status.wanted)}"
     if status.note:
         yield status.note
+    if state == "RUNNING" and report.metrics_problem:
+        yield f"samples: {report.metrics_problem}"
+    elif state == "RUNNING" and report.metrics_source == MetricsSource.MALACHITE:
+        yield "samples: from Malachite"
     if state == "RUNNING":
         width = max((len(each.name) for each in report.plugins), default=0)
         for each in report.plugins:

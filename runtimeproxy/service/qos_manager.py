@@ -73,6 +73,20 @@ class ManagerReport(NamedTuple):
     started_s: float
     """Since the epoch."""
     plugins: tuple[PluginReport, ...] = ()
+    metrics_source: str = ""
+    """A `MetricsSource`; empty if it does not say."""
+    metrics_problem: str = ""
+    """Why not all samples came from where the configuration says."""
+
+
+class NodeResource(NamedTuple):
+    """What a manager reports of the node."""
+
+    json: str = ""
+    """A CustomNodeResource of Katalyst's; empty: there is none."""
+    problems: tuple[str, ...] = ()
+    wall_s: float | None = None
+    """When it came, in seconds since the epoch; None: none ever came."""
 
 
 class Situation(NamedTuple):
@@ -193,6 +207,7 @@ class QosManagerWatch:
 
     Attributes:
         wanted: The plugins that were asked for at the last look.
+        node_resource: What was reported of the node last.
         last: The last verdict, for other threads.
     """
 
@@ -215,6 +230,7 @@ class QosManagerWatch:
         self._looked_for_koordlet_s = -float("inf")
         self._told = ""
         self.wanted: frozenset[str] = frozenset()
+        self.node_resource = NodeResource()
         self.last = Verdict(State.NOT_WANTED)
 
     @property
@@ -230,11 +246,14 @@ class QosManagerWatch:
         # In seconds since the epoch.
         return None if self._heard is None else self._heard.wall_s
 
-    def take(self, report: ManagerReport) -> None:
+    def take(self, report: ManagerReport, node_resource: NodeResource | None = None) -> None:
+        # None: as in the last report.
         if self.report is not None and self.report.pid != report.pid and self.is_heard:
             text = f"two QoS managers report: process {self.report.pid} and process {report.pid}"
             _failures.report(MANAGER, "", text)
         self._heard = _Heard(report, self._now_s(), time.time())
+        if node_resource is not None:
+            self.node_resource = node_resource._replace(wall_s=time.time())
 
     def failing(self) -> tuple[PluginReport, ...]:
         """The wanted plugins of a manager that runs which cannot do their work."""

@@ -5,24 +5,31 @@
 #    source ~/.local/share/bash_completion/koord-qos-manager
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_koord_qos_manager_subparsers=(status)
+_shtab_koord_qos_manager_subparsers=(status resources)
 
 _shtab_koord_qos_manager_status_option_strings=(-h --help --config --koord-runtimeproxy-endpoint -o --output)
+_shtab_koord_qos_manager_resources_option_strings=(-h --help --config --koord-runtimeproxy-endpoint -o --output)
 _shtab_koord_qos_manager_option_strings=(-h --help --version --config --koord-runtimeproxy-endpoint --log-level --log-format)
 
 _shtab_koord_qos_manager_status___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_qos_manager_status___koord_runtimeproxy_endpoint_COMPGEN=_shtab_compgen_files
+_shtab_koord_qos_manager_resources___config_COMPGEN=_shtab_compgen_files
+_shtab_koord_qos_manager_resources___koord_runtimeproxy_endpoint_COMPGEN=_shtab_compgen_files
 _shtab_koord_qos_manager___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_qos_manager___koord_runtimeproxy_endpoint_COMPGEN=_shtab_compgen_files
 
 _shtab_koord_qos_manager_status__o_choices=(text json)
 _shtab_koord_qos_manager_status___output_choices=(text json)
-_shtab_koord_qos_manager_pos_0_choices=(status)
+_shtab_koord_qos_manager_resources__o_choices=(text json)
+_shtab_koord_qos_manager_resources___output_choices=(text json)
+_shtab_koord_qos_manager_pos_0_choices=(status resources)
 _shtab_koord_qos_manager___log_level_choices=(debug info warning error)
 _shtab_koord_qos_manager___log_format_choices=(auto text json)
 
 _shtab_koord_qos_manager_status__h_nargs=0
 _shtab_koord_qos_manager_status___help_nargs=0
+_shtab_koord_qos_manager_resources__h_nargs=0
+_shtab_koord_qos_manager_resources___help_nargs=0
 _shtab_koord_qos_manager_pos_0_nargs=A...
 _shtab_koord_qos_manager__h_nargs=0
 _shtab_koord_qos_manager___help_nargs=0

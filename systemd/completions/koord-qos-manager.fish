@@ -50,7 +50,7 @@ function _shtab_koord_qos_manager_using
   test "$_shtab_koord_qos_manager_cmdpath" = "$argv"
 end
 
-set -g _shtab_koord_qos_manager_commands status
+set -g _shtab_koord_qos_manager_commands status resources
 set -g _shtab_koord_qos_manager_opts_with_value --config --koord-runtimeproxy-endpoint --log-format --log-level --output -o
 
 complete -c koord-qos-manager -e
@@ -67,3 +67,8 @@ complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using status' -s h -l
 complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using status' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
 complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using status' -l koord-runtimeproxy-endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'socket that the kubelet connects to (default: /var/run/koord-runtimeproxy/runtimeproxy.sock)'
 complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using status' -s o -l output -xka "text json" -d 'text for people, or JSON'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using; and test $_shtab_koord_qos_manager_npos -eq 0' -a resources -d 'show what the node has and can give, as the plugin katalyst-reporter reports it'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using resources' -s h -l help -d 'show this help message and exit'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using resources' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using resources' -l koord-runtimeproxy-endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'socket that the kubelet connects to (default: /var/run/koord-runtimeproxy/runtimeproxy.sock)'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using resources' -s o -l output -xka "text json" -d 'a table for people, or the object as JSON'

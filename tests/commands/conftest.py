@@ -76,6 +76,9 @@ class ScriptedApi(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer)
     def GetResctrl(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return self._answer("GetResctrl", request, context)
 
+    def GetCustomNodeResource(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return self._answer("GetCustomNodeResource", request, context)
+
     def Simulate(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return self._answer("Simulate", request, context)
 

@@ -75,6 +75,17 @@ NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
         ("[qosmanager]\nmode = 'off'", "qosmanager.mode", "must be 'enforce', 'dry-run' or 'none'"),
         ("[qosmanager]\ninterval_s = 0", "qosmanager.interval_s", "must be greater than or equal to 0.1"),
         (
+            "[qosmanager]\nmetrics_source = 'x'",
+            "qosmanager.metrics_source",
+            "must be 'kernel' or 'malachite'",
+        ),
+        (
+            "[qosmanager]\nmalachite_url = 'https://localhost:9002'",
+            "qosmanager.malachite_url",
+            "'https://localhost:9002' is not http://host:port",
+        ),
+        ("[qosmanager]\nmalachite_url = 'http://a:0'", "qosmanager.malachite_url", "0 is not a port"),
+        (
             "[qosmanager]\nfeature_gates = ['CPUBurst=true', 'CPUEvict']",
             "qosmanager.feature_gates.1",
             "write CPUEvict=true or CPUEvict=false",

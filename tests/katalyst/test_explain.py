@@ -9,7 +9,7 @@ import pytest
 from runtimeproxy.katalyst.explain import WouldBe, reasons, where_it_would_go
 from runtimeproxy.katalyst.levels import KatalystQos
 from runtimeproxy.katalyst.pool_operations import admit, configure, ramp_done
-from runtimeproxy.katalyst.pools import PoolAdvice, Refusal
+from runtimeproxy.katalyst.pools import AdvisedSizes, Refusal
 from tests.katalyst.pool_doubles import (
     DNB,
     EXCLUSIVE,
@@ -52,7 +52,7 @@ def test_why_a_pod_has_its_cpus(qos: KatalystQos, cpus: float, said: str) -> Non
 def test_why_a_pool_has_more_or_less() -> None:
     state = ramp_done(running(t16(), facts("p", SHARED, 3)), 30.0)
     assert "it has more since reclaim is off: 10 CPUs" in reasons(state, "p")[0]
-    advised = checked(configure(state, state.settings, T16, PoolAdvice({"share": 5})))
+    advised = checked(configure(state, state.settings, T16, AdvisedSizes({"share": 5})))
     assert "the advisor says 5" in reasons(advised, "p")[0]
     crowded = running(state, facts("s", replace(SNB, numa_ids=frozenset({1})), 2.5))
     assert "2500m x 2, that is 5 CPUs; it has less" in reasons(crowded, "s")[1]

@@ -28,7 +28,7 @@ from runtimeproxy.katalyst.pool_operations import (
     resize,
 )
 from runtimeproxy.katalyst.pools import (
-    PoolAdvice,
+    AdvisedSizes,
     PoolSettings,
     PoolState,
     Refusal,
@@ -474,7 +474,7 @@ class TestPools:
         for uid, millicpu in (("a", 2), ("b", 3)):
             state = running(state, facts(uid, SHARED, millicpu))
         state = ramp_done(state, 30.0)
-        advice = PoolAdvice({"share": 4}, frozenset({"b"}))
+        advice = AdvisedSizes({"share": 4}, frozenset({"b"}))
         after = checked(configure(state, state.settings, T16, advice))
         assert {name: len(each) for name, each in after.pools.items()} == {
             "reserve": 2,
@@ -485,10 +485,10 @@ class TestPools:
         assert after.pods["b"].cpus == after.pools["isolation-b"]
         # Where there is no room for it, it is in its pool.
         crowded = ramp_done(running(after, facts("c", SHARED, 8)), 30.0)
-        large = PoolAdvice({"share": 12}, frozenset({"b"}))
+        large = AdvisedSizes({"share": 12}, frozenset({"b"}))
         assert "isolation-b" not in checked(configure(crowded, state.settings, T16, large)).pools
         alone = ramp_done(running(t16(enable_reclaim=True), facts("b", SHARED, 3)), 30.0)
-        huge = PoolAdvice({"isolation-b": 20}, frozenset({"b"}))
+        huge = AdvisedSizes({"isolation-b": 20}, frozenset({"b"}))
         alone = checked(configure(alone, alone.settings, T16, huge))
         assert (alone.pods["b"].owner, len(alone.pods["b"].cpus)) == ("share", 3)
         overlapping = checked(configure(alone, alone.settings._replace(overlap=True), T16, huge))
@@ -632,7 +632,7 @@ class TestDocument:
     def state(self) -> PoolState:
         state = running(t16(reserved_memory_bytes=GIB), facts("d", DNB, 2, memory_bytes=GIB))
         state = created(running(state, facts("a", SHARED, 2), now_s=1.5), "a", "main", "id")
-        return replace(state, advice=PoolAdvice({"share": 3}, frozenset({"a"})))
+        return replace(state, advice=AdvisedSizes({"share": 3}, frozenset({"a"})))
 
     def test_it_is_read_back(self) -> None:
         state = self.state()
@@ -655,7 +655,7 @@ class TestDocument:
             remove(state, "d"),
             configure(state, state.settings._replace(enable_reclaim=True), T16),
             configure(state, state.settings, replace(T16, cpus=T16.cpus[:-1])),
-            configure(state, state.settings, T16, PoolAdvice({"share": 4}, frozenset())),
+            configure(state, state.settings, T16, AdvisedSizes({"share": 4}, frozenset())),
         ):
             assert isinstance(after, PoolState)
             assert from_document(json.loads(encoder.text(after)), after.topology) == after

@@ -31,7 +31,7 @@ from runtimeproxy.katalyst.pool_operations import (
     resize,
 )
 from runtimeproxy.katalyst.pools import (
-    PoolAdvice,
+    AdvisedSizes,
     PoolSettings,
     PoolState,
     StateEncoder,
@@ -149,7 +149,7 @@ class Events:
             off |= self.topology.by_numa[self.draw.choice(self.topology.numa_nodes)]
         topology = replace(self.topology, cpus=tuple(cpu for cpu in self.topology.cpus if cpu.id not in off))
         advice = self.draw.choice(
-            [None, PoolAdvice({"share": 3}, frozenset(self.draw.sample(sorted(self.known), 1)))]
+            [None, AdvisedSizes({"share": 3}, frozenset(self.draw.sample(sorted(self.known), 1)))]
         )
         return configure(self.state, self.other_settings(self.state.settings), topology, advice)
 

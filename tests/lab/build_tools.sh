@@ -108,6 +108,9 @@ build h2spec "$(source_version "$here/h2spec")" "$here/h2spec" \
     build -buildvcs=false -ldflags '-s -w' -o "$tools/h2spec" github.com/summerwind/h2spec/cmd/h2spec
 build kubelet-client "$(source_version "$root/tests/e2e/kubelet_client")" "$root/tests/e2e/kubelet_client" \
     build -buildvcs=false -ldflags '-s -w' -o "$tools/kubelet-client" .
+katalyst=$here/katalyst_types
+build katalyst-types "$(source_version "$katalyst")" "$katalyst" \
+    build -buildvcs=false -ldflags '-s -w' -o "$tools/katalyst-types" .
 nri=$here/nri_adaptation
 build nri-adaptation "$(source_version "$nri")" "$nri" \
     build -buildvcs=false -tags nri_no_wasm -ldflags '-s -w' -o "$tools/nri-adaptation" .

@@ -13,7 +13,7 @@ from runtimeproxy.katalyst.pool_operations import ContainerFacts, admit, create,
 from runtimeproxy.katalyst.pools import PoolSettings, PoolState, Refusal, RefusalKind
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.katalyst.transition import (
-    CpuPools,
+    PlacedPools,
     Placement,
     after_shrink,
     growing,
@@ -48,7 +48,7 @@ def view(uid: str, **members: object) -> ContainerView:
 def test_containers_have_what_their_pod_has_now_and_the_reason_says_what_waits(with_web: PoolState) -> None:
     cpus = with_web.pods["web"].cpus
     now = frozenset(sorted(cpus)[:2])
-    pools = CpuPools(with_web, {"web": Placement(now, frozenset({0}))})
+    pools = PlacedPools(with_web, {"web": Placement(now, frozenset({0}))})
     for name in ("main", "sidecar"):
         found = KatalystPools().container(
             ContainerView(name=name, pod=PodView(uid="web")), Node(cpu_pools=pools)
@@ -63,7 +63,7 @@ def test_containers_have_what_their_pod_has_now_and_the_reason_says_what_waits(w
 
 
 def test_what_pools_do_not_handle_is_left_alone(with_web: PoolState) -> None:
-    node = Node(cpu_pools=CpuPools(with_web, of_state(with_web)))
+    node = Node(cpu_pools=PlacedPools(with_web, of_state(with_web)))
     policy = KatalystPools()
     assert policy.container(view("other"), node) is None
     assert policy.container(view("web"), Node()) is None
@@ -86,7 +86,7 @@ def test_what_pools_do_not_handle_is_left_alone(with_web: PoolState) -> None:
 )
 def test_what_pools_refuse_is_refused(with_web: PoolState, kind: RefusalKind, code: StatusCode) -> None:
     refusals = {("own", ""): Refusal(kind, "why"), ("web", "main"): Refusal(kind, "why")}
-    node = Node(cpu_pools=CpuPools(with_web, of_state(with_web), refusals))
+    node = Node(cpu_pools=PlacedPools(with_web, of_state(with_web), refusals))
     with pytest.raises(RefusalError, match="why") as error:
         KatalystPools().pod(view("own").pod, node)
     assert error.value.code is code

@@ -43,6 +43,7 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         self.requests: list[Any] = []
         self.evictions: list[api_pb2.EvictRequest] = []
         self.reports: list[api_pb2.QosManagerReport] = []
+        self.node_resources: list[api_pb2.NodeResourceReport] = []
         self.refuse: Callable[[api_pb2.Claim], str] = lambda _: ""
         self.fail: dict[str, tuple[grpc.StatusCode, str]] = {}
         self.part = 100
@@ -130,6 +131,10 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         await self._begin(context, request)
         return self.resctrl
 
+    async def GetCustomNodeResource(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._begin(context, request)
+        return api_pb2.GetCustomNodeResourceResponse()
+
     async def WatchPods(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         queue: asyncio.Queue[Any] = asyncio.Queue()
         self._watchers.add(queue)
@@ -200,6 +205,8 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         if "ReportQosManager" in self.fail:
             await context.abort(*self.fail["ReportQosManager"])
         self.reports.append(request.report)
+        if request.HasField("node_resource"):
+            self.node_resources.append(request.node_resource)
         return await self._noted(api_pb2.ReportQosManagerResponse(interval=Duration(seconds=1)))
 
     async def SetPolicyMode(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -16,6 +16,7 @@ from runtimeproxy.qosmanager.snapshot import (
     ContainerState,
     Cpu,
     HostApplication,
+    KatalystTraits,
     Level,
     Node,
     Pod,
@@ -72,6 +73,11 @@ def test_a_pod_has_all_that_its_message_says() -> None:
             api_pb2.Container(id="d", name="old", state=api_pb2.Container.STATE_STOPPED),
         ],
         strategies=[*fields_of("cpu_burst", burst), *fields_of("eviction", eviction)],
+        katalyst=api_pb2.KatalystLevel(
+            level="reclaimed_cores", suppression_tolerance_rate=1.5, rss_overuse_problem="is not above 0"
+        ),
+        has_known_requests=True,
+        requests={"memory": 7},
     )
     assert pod_of(message) == (
         Pod(
@@ -100,6 +106,9 @@ def test_a_pod_has_all_that_its_message_says() -> None:
             cpu_burst=burst,
             eviction=eviction,
             created_s=1_700_000_000.5,
+            katalyst=KatalystTraits("reclaimed_cores", 1.5, None, "is not above 0"),
+            has_known_requests=True,
+            requests={"memory": 7},
         ),
         (),
     )
@@ -110,6 +119,7 @@ def test_what_a_daemon_does_not_say_is_not_known() -> None:
     assert (pod.priority, pod.created_s, pod.cgroup, pod.cpus, problems) == (None, None, "", frozenset(), ())
     assert (pod.qos, pod.cpu_burst, pod.eviction) == (QoSClass.NONE, PodCpuBurst(), PodEviction())
     assert pod.containers[0].cpu_quota_us is None
+    assert (pod.katalyst, pod.has_known_requests, pod.requests) == (None, False, {})
     assert node_of(api_pb2.GetNodeResponse()) == (Node(cgroup_version=0), Strategies(), ())
 
 

@@ -9,12 +9,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.config.sources import read
 from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.qos import KubeQoSClass
@@ -33,6 +35,7 @@ from runtimeproxy.qosmanager.plugin import (
     Eviction,
     Mode,
     Need,
+    NodeReport,
     Plugin,
     PluginContext,
     Role,
@@ -50,6 +53,7 @@ from runtimeproxy.qosmanager.snapshot import (
     Strategies,
     sample_targets,
 )
+from runtimeproxy.vocabulary import MetricsSource
 from tests.lab.notify_socket import NotifySocket
 from tests.qosmanager.fake_daemon import WAIT_S, FakeDaemon, pod_message
 from tests.qosmanager.snapshots import container_of, pod_of
@@ -105,12 +109,17 @@ class Reader(NoMetrics):
     def __init__(self, fails: Callable[[], None] = lambda: None) -> None:
         self.fails = fails
         self.cycles_problem = ""
+        self.metrics_source = MetricsSource.KERNEL, ""
+        self.urls: list[str] = []
         self.passes: list[tuple[Mapping[str, Level], frozenset[Need]]] = []
 
     def read(self, targets: Mapping[str, Level], needs: Iterable[Need]) -> object:
         self.passes.append((targets, frozenset(needs)))
         self.fails()
         return None
+
+    def use_malachite(self, url: str) -> None:
+        self.urls.append(url)
 
     def close(self) -> None:
         return
@@ -390,6 +399,24 @@ async def test_why_there_are_no_cycles_per_instruction_is_logged_once(
     assert [each.getMessage() for each in caplog.records].count(text) == 1
 
 
+async def test_malachite_is_asked_only_where_the_configuration_says_so(
+    serve: Serve, daemon: FakeDaemon
+) -> None:
+    reader = Reader()
+    async with serve(Rising("cpu-suppress"), reader=reader) as manager:
+        await manager.wait_for_status("cpu-suppress: 1 claims, all is well")
+        await manager.wait_for(lambda: daemon.reports)
+        assert (daemon.reports[-1].metrics_source, daemon.reports[-1].metrics_problem) == ("kernel", "")
+        manager.reload("metrics_source = 'malachite'\nmalachite_url = 'http://[::1]:9003/'")
+        reader.metrics_source = MetricsSource.MALACHITE, ""
+        await manager.wait_for_status("cpu-suppress: 1 claims, all is well; samples: malachite")
+        reader.metrics_source = MetricsSource.KERNEL, "2 of 2 are read"
+        await manager.wait_for_status("cpu-suppress: 1 claims, all is well; samples: 2 of 2 are read")
+        manager.reload("metrics_source = 'malachite'\nmalachite_url = 'http://a b'")
+        manager.reload("")
+    assert reader.urls == ["", "http://[::1]:9003", ""]
+
+
 async def test_a_plugin_without_claims_needs_no_owner(serve: Serve, daemon: FakeDaemon) -> None:
     class Looking(Rising):
         has_claims = False
@@ -567,3 +594,67 @@ def test_the_cgroups_of_all_that_is_known_are_sampled() -> None:
         "/kubepods/burstable/podweb": Level.POD,
         "/kubepods/burstable/podweb/c-web": Level.CONTAINER,
     }
+
+
+class Reporting(Rising):
+    """Reports of the node what the test says."""
+
+    has_claims = False
+
+    def __init__(self, fails: Callable[[], None] = lambda: None) -> None:
+        super().__init__("katalyst-reporter", fails)
+        self.report: NodeReport | None = NodeReport("{}", ("no GPUs",))
+
+    def run(self, snapshot: Snapshot, state: int) -> Decision[int]:
+        return super().run(snapshot, state)._replace(node_report=self.report)
+
+
+REPORTS = '[plugins.katalyst-reporter]\nmode = "enforce"'
+
+
+async def test_what_is_reported_of_the_node_is_sent_when_it_has_changed(serve: Serve) -> None:
+    plugin = Reporting()
+    async with serve(plugin) as manager:
+        daemon = manager.daemon
+        manager.reload(REPORTS)
+        await manager.wait_for(lambda: daemon.node_resources)
+        # Before the plugin was on there may have been an empty one.
+        await manager.wait_for(lambda: daemon.node_resources[-1].json == "{}")
+        assert list(daemon.node_resources[-1].problems) == ["no GPUs"]
+        reports = len(daemon.reports)
+        await manager.wait_for(lambda: len(daemon.reports) > reports + 1)
+        assert all(one != other for one, other in pairwise(daemon.node_resources))
+        plugin.report = NodeReport('{"a":1}')
+        await manager.wait_for(lambda: daemon.node_resources[-1].json == '{"a":1}')
+        # Another daemon knows nothing of it.
+        await daemon.stop()
+        daemon.node_resources.clear()
+        await daemon.start()
+        await manager.wait_for(lambda: any(each.json == '{"a":1}' for each in daemon.node_resources))
+        manager.reload('[plugins.katalyst-reporter]\nmode = "off"')
+        await manager.wait_for(lambda: not daemon.node_resources[-1].json)
+
+
+async def test_a_reporter_that_fails_leaves_nothing_old_behind(serve: Serve) -> None:
+    def fail() -> None:
+        if is_failing.is_set():
+            raise ValueError("oops")
+
+    is_failing = threading.Event()
+    async with serve(Reporting(fail)) as manager:
+        manager.reload(REPORTS)
+        await manager.wait_for(lambda: any(each.json for each in manager.daemon.node_resources))
+        is_failing.set()
+        failed = api_pb2.NodeResourceReport(problems=["ValueError: oops"])
+        await manager.wait_for(lambda: manager.daemon.node_resources[-1] == failed)
+
+
+async def test_a_report_of_the_node_that_is_too_large_is_not_sent(serve: Serve) -> None:
+    plugin = Reporting()
+    plugin.report = NodeReport("x" * (manager_module.MOST_NODE_REPORT_BYTES + 1), ("no GPUs",))
+    async with serve(plugin) as manager:
+        manager.reload(REPORTS)
+        await manager.wait_for(lambda: any(each.problems for each in manager.daemon.node_resources))
+    last = manager.daemon.node_resources[-1]
+    assert not last.json
+    assert list(last.problems) == ["it has 786433 bytes, and the daemon takes at most 786432", "no GPUs"]

@@ -17,8 +17,10 @@ Plugin = api_pb2.QosPluginStatus
 ENFORCE, OFF, DRY_RUN = api_pb2.MODE_ENFORCE, api_pb2.MODE_OFF, api_pb2.MODE_DRY_RUN
 
 
-def running(*plugins: Plugin, note: str = "") -> Status:
-    report = api_pb2.QosManagerReport(version="1.2", pid=7, plugins=plugins)
+def running(*plugins: Plugin, note: str = "", source: str = "", problem: str = "") -> Status:
+    report = api_pb2.QosManagerReport(
+        version="1.2", pid=7, plugins=plugins, metrics_source=source, metrics_problem=problem
+    )
     return Status(state=Status.STATE_RUNNING, report=report, note=note, wanted=["cpu-suppress"])
 
 
@@ -48,6 +50,9 @@ def running(*plugins: Plugin, note: str = "") -> Status:
             False,
             ["running", "cpu-suppress", "dry-run: not asked for", "  profiling  off"],
         ),
+        (running(source="kernel"), False, ["running", "asked for"]),
+        (running(source="malachite"), False, ["running", "asked for", "samples: from Malachite"]),
+        (running(source="kernel", problem="2 of 2"), False, ["running", "asked for", "samples: 2 of 2"]),
     ],
 )
 def test_what_it_says(status: Status, *, problem: bool, expected: list[str]) -> None:

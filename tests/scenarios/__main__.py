@@ -1,14 +1,21 @@
-"""Draws all scenarios: `python -m tests.scenarios [FOLDER]`, one PNG each."""
+"""Draws all scenarios: `python -m tests.scenarios [FOLDER]`, one PNG each.
+
+`python -m tests.scenarios FOLDER RECORDING [ADVISOR]` draws what an advisor would have said on a recorded
+day: ADVISOR is a class such as `my_plugins.model:Advisor`, by default the built-in one.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor
 from runtimeproxy.slo.schema import CpuSuppressPolicy
+from runtimeproxy.testing.node.replay import AdvisorReplay, replayed
 from tests.scenarios import scenarios
 from tests.scenarios.upstream import UpstreamBurst
 
@@ -22,6 +29,8 @@ SCENARIOS: Mapping[str, Callable[[], scenarios.Scenario]] = {
     "burst-flapping": lambda: scenarios.flapping(UpstreamBurst),
     "memory-pressure": scenarios.memory_pressure,
     "day": scenarios.day,
+    "service-day": scenarios.service_day,
+    "service-day-dynamic-quota": lambda: scenarios.service_day("dynamic-quota"),
 }
 
 
@@ -60,10 +69,60 @@ def draw(scenario: scenarios.Scenario, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def main(folder: str = "dist/scenarios") -> None:
-    """Draws each scenario, and says how long that took."""
+def draw_replay(replay: AdvisorReplay, title: str, file: Path) -> None:
+    """Draws what an advisor says on a recording, beside the real use."""
+    from matplotlib.figure import Figure
+
+    hours = [(at_s - replay.times_s[0]) / 3_600.0 for at_s in replay.times_s]
+    rows = len(replay.required) + 1
+    figure = Figure(figsize=(9.6, 1 + 2.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
+    figure.suptitle(title)
+    panels = [
+        (f"cores of {name}", {"needs": replay.required[name], "used": replay.used[name]})
+        for name in sorted(replay.required)
+    ]
+    panels.append(("cores of reclaim", {"idle": replay.idle, "headroom": replay.headroom}))
+    for panel, (label, series) in zip(axes.flat, panels, strict=True):
+        for name, values in series.items():
+            panel.plot(hours, values, label=name, linewidth=0.9)
+        panel.set_ylabel(label)
+        panel.grid(alpha=0.3)
+        panel.legend(loc="upper right", fontsize="small")
+        panel.set_ylim(bottom=0)
+    axes[-1][0].set_xlabel("time in h")
+    figure.savefig(file, dpi=110)
+
+
+def judge(folder: Path, recording: Path, reference: str) -> None:
+    """Replays a recording with an advisor."""
+    advisor = pkgutil.resolve_name(reference)()
+    with recording.open(encoding="utf-8") as lines:
+        replay = replayed(lines, advisor)
+    if not replay.times_s:
+        sys.exit(f"{recording} has no moment")
+    file = folder / f"replay-{advisor.name}.png"
+    draw_replay(replay, f"{advisor.name} on {recording.name}", file)
+    print(
+        f"{file}: {len(replay.times_s)} moments; a pool used more than it was said to need at "
+        f"{replay.short}, headroom was above what was idle at {replay.too_much}, "
+        f"{len(replay.problems)} answers were not usable"
+    )
+    for problem in sorted(set(replay.problems)):
+        print(problem)
+
+
+def main(
+    folder: str = "dist/scenarios",
+    recording: str = "",
+    reference: str = f"{KatalystAdvisor.__module__}:{KatalystAdvisor.__name__}",
+) -> None:
+    """Draws each scenario, and says how long that took; or a recording."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
+    if recording:
+        judge(target, Path(recording), reference)
+        return
     for name, run in SCENARIOS.items():
         began = time.perf_counter()
         scenario = run()
@@ -73,4 +132,4 @@ def main(folder: str = "dist/scenarios") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(*sys.argv[1:4])

@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from runtimeproxy.katalyst.pools import PoolSettings
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurstPlugin
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
+from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor, KatalystAdvisorOptions
 from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
 from runtimeproxy.qosmanager.snapshot import Strategies
 from runtimeproxy.slo.schema import CpuBurstPolicy, CpuSuppressPolicy, PodCpuBurst, Threshold
 from runtimeproxy.slo.schema import CpuBurstStrategy as BurstStrategy
 from runtimeproxy.testing.node.kernel import CPUS, QUOTA, OverTime, Workload, constant
+from runtimeproxy.testing.node.pools import SimulatedPools
 from runtimeproxy.testing.node.simulation import SimulatedContainer, SimulatedNode, SimulatedPod
 from runtimeproxy.units import CPU_PERIOD_US, parse_cpu_list
 
@@ -229,3 +232,48 @@ def day(step_s: float = 30.0) -> Scenario:
     node.advance(7 * hour, step_s)
     panels = {"cores": ("LS used", "BE used", "BE CPUs"), "quota in cores": ("api quota",)}
     return Scenario("24 hours", node, panels)
+
+
+HOUR_S = 3_600.0
+
+
+def watch_pools(node: SimulatedNode, pools: SimulatedPools) -> None:
+    node.watch("share needs", lambda: pools.size("share"))
+    node.watch("share used", lambda: node.used_cores("web") + node.used_cores("api"))
+    node.watch("headroom", pools.headroom_cores)
+    node.watch("reclaimed used", node.used_cores)
+    node.watch("idle", lambda: len(node.facts.cpus) - (node.kernel.used_cores - node.used_cores()))
+    node.watch("BE quota", lambda: min(quota_cores_of_class(node), len(node.facts.cpus)))
+
+
+def quota_cores_of_class(node: SimulatedNode) -> float:
+    quota = int(node.value(QUOTA))
+    return quota / CPU_PERIOD_US if quota > 0 else float("inf")
+
+
+def service_day(
+    policy: str = "canonical", step_s: float = 30.0, hours: float = 24.0, *, folder: str = ""
+) -> Scenario:
+    """24 hours: a service's load follows the hour, with noise; reclaimed pods use what the pools leave."""
+    options = KatalystAdvisorOptions(
+        policy="dynamic-quota" if policy == "dynamic-quota" else "canonical",
+        window_s=max(10.0, step_s),
+        hold_s=max(300.0, 4 * step_s),
+        record_folder=folder,
+    )
+    node = SimulatedNode(32, plugins=[KatalystAdvisor()], options={KatalystAdvisor.name: options})
+    pools = SimulatedPools(
+        node, PoolSettings(reserved_count=2, enable_reclaim=True, overlap=policy == "dynamic-quota")
+    )
+    load = noisy(lambda at_s: 10.0 - 8.0 * math.cos(at_s / HOUR_S * math.pi / 12), 0.05, 7)
+    node.add_pod(latency_sensitive("web", load, request=20_000))
+    node.add_pod(latency_sensitive("api", noisy(constant(1.2), 0.2, 8), request=2_000))
+    node.add_pod(best_effort("batch", 16.0))
+    node.add_pod(best_effort("crawler", 16.0))
+    watch_pools(node, pools)
+    pools.advance(hours * HOUR_S, step_s)
+    panels = {
+        "cores of share": ("share needs", "share used"),
+        "cores of reclaim": ("idle", "headroom", "reclaimed used"),
+    }
+    return Scenario(f"24 hours of Katalyst's pools by usage ({policy})", node, panels)

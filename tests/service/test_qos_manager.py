@@ -24,7 +24,12 @@ from runtimeproxy.node.snapshot import Node
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.qosmanager.manager import built_in_plugins
 from runtimeproxy.qosmanager.status import lines
-from runtimeproxy.service.api.qos_manager import qos_manager_status, report_of
+from runtimeproxy.service.api.qos_manager import (
+    node_resource,
+    node_resource_of,
+    qos_manager_status,
+    report_of,
+)
 from runtimeproxy.service.qos_manager import (
     KOORDLET_S,
     START,
@@ -256,6 +261,37 @@ async def test_two_managers_are_one_line(caplog: pytest.LogCaptureFixture) -> No
     assert line.endswith("two QoS managers report: process 7 and process 8")
 
 
+async def test_what_is_reported_of_the_node_is_told_with_its_age_and_truth() -> None:
+    def told(text: str | None, *problems: str) -> None:
+        """The manager reports; None: as before."""
+        request = api_pb2.ReportQosManagerRequest()
+        if text is not None:
+            request.node_resource.CopyFrom(api_pb2.NodeResourceReport(json=text, problems=problems))
+        scene.watch.take(report(), node_resource_of(request))
+
+    def found() -> tuple[str, bool, str]:
+        response = node_resource(scene.watch)
+        return response.report.json, response.is_current, response.reason
+
+    scene = Scene()
+    assert found() == ("", False, "koord-qos-manager does not run")
+    assert not node_resource(scene.watch).HasField("reported_at")
+    told(None)
+    off = "koord-qos-manager reports none: its plugin katalyst-reporter is off"
+    assert found() == ("", False, off)
+    told("{}", "no\nGPUs")
+    assert found() == ("{}", True, "")
+    assert list(node_resource(scene.watch).report.problems) == ["no GPUs"]
+    came = node_resource(scene.watch).reported_at
+    told(None)
+    assert found() == ("{}", True, "")
+    assert node_resource(scene.watch).reported_at == came
+    scene.now_s += LEASE_S
+    assert found() == ("{}", False, "koord-qos-manager does not run")
+    told("", "ValueError: oops")
+    assert found() == ("", False, "ValueError: oops")
+
+
 @pytest.mark.parametrize("started_s", [1 << 62, -(1 << 62), 253_402_300_799])
 def test_whatever_is_reported_can_be_shown(started_s: int) -> None:
     message = api_pb2.QosManagerReport(
@@ -264,6 +300,8 @@ def test_whatever_is_reported_can_be_shown(started_s: int) -> None:
         plugins=[
             api_pb2.QosPluginStatus(name="\x1b[2J\n" + "x" * 100_000, mode=cast("Any", 77), problem="\x9b2J")
         ],
+        metrics_source="\x1b[2J" * 1_000,
+        metrics_problem="\x1b[2J\n" + "x" * 100_000,
     )
     scene = Scene()
     scene.watch.take(report_of(message))

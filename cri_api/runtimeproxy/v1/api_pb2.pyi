@@ -329,6 +329,8 @@ class CpuPoolsStatus(_message.Message):
     UNPLACED_FIELD_NUMBER: _builtins.int
     UNPLACED_PODS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
+    ADVICE_PROBLEMS_FIELD_NUMBER: _builtins.int
     off_reason: _builtins.str
     """Why there are no pools; empty if there are."""
     problem: _builtins.str
@@ -353,6 +355,14 @@ class CpuPoolsStatus(_message.Message):
     def limits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What this mode cannot do, such as to refuse a pod; a sentence each."""
 
+    @_builtins.property
+    def advice(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdvisedPool]:
+        """As in GetNode."""
+
+    @_builtins.property
+    def advice_problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What of an advisor's claims has no effect, and why; a sentence each."""
+
     def __init__(
         self,
         *,
@@ -365,10 +375,12 @@ class CpuPoolsStatus(_message.Message):
         unplaced: _abc.Iterable[Global___PodProblem] | None = ...,
         unplaced_pods: _builtins.int = ...,
         limits: _abc.Iterable[_builtins.str] | None = ...,
+        advice: _abc.Iterable[Global___AdvisedPool] | None = ...,
+        advice_problems: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "off_reason", b"off_reason", "overlaps", b"overlaps", "pods", b"pods", "pools", b"pools", "problem", b"problem", "unplaced", b"unplaced", "unplaced_pods", b"unplaced_pods", "unwritten_pods", b"unwritten_pods"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "advice_problems", b"advice_problems", "limits", b"limits", "off_reason", b"off_reason", "overlaps", b"overlaps", "pods", b"pods", "pools", b"pools", "problem", b"problem", "unplaced", b"unplaced", "unplaced_pods", b"unplaced_pods", "unwritten_pods", b"unwritten_pods"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2589,8 +2601,14 @@ class QosManagerReport(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
     PLUGINS_FIELD_NUMBER: _builtins.int
+    METRICS_SOURCE_FIELD_NUMBER: _builtins.int
+    METRICS_PROBLEM_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     pid: _builtins.int
+    metrics_source: _builtins.str
+    """Where its last samples came from: `kernel` or `malachite`; empty from a manager that does not say."""
+    metrics_problem: _builtins.str
+    """Why not all of them came from where the configuration says; empty if they did."""
     @_builtins.property
     def started_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -2602,10 +2620,12 @@ class QosManagerReport(_message.Message):
         pid: _builtins.int = ...,
         started_at: _timestamp_pb2.Timestamp | None = ...,
         plugins: _abc.Iterable[Global___QosPluginStatus] | None = ...,
+        metrics_source: _builtins.str = ...,
+        metrics_problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid", "plugins", b"plugins", "started_at", b"started_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics_problem", b"metrics_problem", "metrics_source", b"metrics_source", "pid", b"pid", "plugins", b"plugins", "started_at", b"started_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2880,6 +2900,26 @@ class Pod(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RequestsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAMESPACE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
@@ -2904,6 +2944,8 @@ class Pod(_message.Message):
     REQUESTED_FIELD_NUMBER: _builtins.int
     OVERHEAD_FIELD_NUMBER: _builtins.int
     KATALYST_FIELD_NUMBER: _builtins.int
+    HAS_KNOWN_REQUESTS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uid: _builtins.str
@@ -2927,6 +2969,10 @@ class Pod(_message.Message):
     """CPUs that it has for itself, as an LSE or LSR pod; empty for none."""
     priority: _builtins.int
     """`spec.priority`; absent if it is not known, as the CRI does not carry it."""
+    has_known_requests: _builtins.bool
+    """Whether its specification is known, from the kubelet's state or the API server: what `requests` of its
+    containers lacks is not requested then.
+    """
     @_builtins.property
     def containers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Container]: ...
     @_builtins.property
@@ -2963,6 +3009,10 @@ class Pod(_message.Message):
     def katalyst(self) -> Global___KatalystLevel:
         """Absent without a level of Katalyst's."""
 
+    @_builtins.property
+    def requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """If it is not: what annotations say of the pod as a whole, in the units of `Container.requests`."""
+
     def __init__(
         self,
         *,
@@ -2990,10 +3040,12 @@ class Pod(_message.Message):
         requested: Global___Resources | None = ...,
         overhead: Global___Resources | None = ...,
         katalyst: Global___KatalystLevel | None = ...,
+        has_known_requests: _builtins.bool = ...,
+        requests: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "created_at", b"created_at", "katalyst", b"katalyst", "overhead", b"overhead", "priority", b"priority", "requested", b"requested"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "allocated_cpus", b"allocated_cpus", "annotations", b"annotations", "attempt", b"attempt", "cgroup_parent", b"cgroup_parent", "containers", b"containers", "created_at", b"created_at", "fields", b"fields", "is_recovered", b"is_recovered", "katalyst", b"katalyst", "kube_qos_class", b"kube_qos_class", "labels", b"labels", "name", b"name", "namespace", b"namespace", "overhead", b"overhead", "policies", b"policies", "priority", b"priority", "priority_class", b"priority_class", "qos_class", b"qos_class", "requested", b"requested", "runtime_handler", b"runtime_handler", "sandbox_id", b"sandbox_id", "state", b"state", "strategies", b"strategies", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "allocated_cpus", b"allocated_cpus", "annotations", b"annotations", "attempt", b"attempt", "cgroup_parent", b"cgroup_parent", "containers", b"containers", "created_at", b"created_at", "fields", b"fields", "has_known_requests", b"has_known_requests", "is_recovered", b"is_recovered", "katalyst", b"katalyst", "kube_qos_class", b"kube_qos_class", "labels", b"labels", "name", b"name", "namespace", b"namespace", "overhead", b"overhead", "policies", b"policies", "priority", b"priority", "priority_class", b"priority_class", "qos_class", b"qos_class", "requested", b"requested", "requests", b"requests", "runtime_handler", b"runtime_handler", "sandbox_id", b"sandbox_id", "state", b"state", "strategies", b"strategies", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -3012,6 +3064,9 @@ class KatalystLevel(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
     IS_REFUSED_FIELD_NUMBER: _builtins.int
+    SUPPRESSION_TOLERANCE_RATE_FIELD_NUMBER: _builtins.int
+    RSS_OVERUSE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    RSS_OVERUSE_PROBLEM_FIELD_NUMBER: _builtins.int
     level: _builtins.str
     """Such as dedicated_cores."""
     pool: _builtins.str
@@ -3020,6 +3075,12 @@ class KatalystLevel(_message.Message):
     """Why it has this level."""
     is_refused: _builtins.bool
     """Whether Katalyst refuses what they ask for; the level is shared_cores then."""
+    suppression_tolerance_rate: _builtins.float
+    """What a pod of reclaimed_cores tolerates of the requests to the supply of reclaimed CPU; absent: not said."""
+    rss_overuse_threshold: _builtins.float
+    """Of the memory requests; absent: not said, or not a number above 0."""
+    rss_overuse_problem: _builtins.str
+    """Why what the annotation says of it cannot be used; empty if it can, or says nothing."""
     @_builtins.property
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What is wrong with the annotations, a sentence each."""
@@ -3032,12 +3093,22 @@ class KatalystLevel(_message.Message):
         reason: _builtins.str = ...,
         problems: _abc.Iterable[_builtins.str] | None = ...,
         is_refused: _builtins.bool = ...,
+        suppression_tolerance_rate: _builtins.float | None = ...,
+        rss_overuse_threshold: _builtins.float | None = ...,
+        rss_overuse_problem: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rss_overuse_threshold", b"_rss_overuse_threshold", "_suppression_tolerance_rate", b"_suppression_tolerance_rate", "rss_overuse_threshold", b"rss_overuse_threshold", "suppression_tolerance_rate", b"suppression_tolerance_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_refused", b"is_refused", "level", b"level", "pool", b"pool", "problems", b"problems", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rss_overuse_threshold", b"_rss_overuse_threshold", "_suppression_tolerance_rate", b"_suppression_tolerance_rate", "is_refused", b"is_refused", "level", b"level", "pool", b"pool", "problems", b"problems", "reason", b"reason", "rss_overuse_problem", b"rss_overuse_problem", "rss_overuse_threshold", b"rss_overuse_threshold", "suppression_tolerance_rate", b"suppression_tolerance_rate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rss_overuse_threshold: _TypeAlias = _typing.Literal["rss_overuse_threshold"]  # noqa: Y015
+    _WhichOneofArgType__rss_overuse_threshold: _TypeAlias = _typing.Literal["_rss_overuse_threshold", b"_rss_overuse_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__suppression_tolerance_rate: _TypeAlias = _typing.Literal["suppression_tolerance_rate"]  # noqa: Y015
+    _WhichOneofArgType__suppression_tolerance_rate: _TypeAlias = _typing.Literal["_suppression_tolerance_rate", b"_suppression_tolerance_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rss_overuse_threshold) -> _WhichOneofReturnType__rss_overuse_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__suppression_tolerance_rate) -> _WhichOneofReturnType__suppression_tolerance_rate | None: ...
 
 Global___KatalystLevel: _TypeAlias = KatalystLevel  # noqa: Y015
 
@@ -3451,6 +3522,8 @@ class GetNodeResponse(_message.Message):
     KATALYST_TARGETS_FIELD_NUMBER: _builtins.int
     KATALYST_POOLS_FIELD_NUMBER: _builtins.int
     KATALYST_PODS_FIELD_NUMBER: _builtins.int
+    KATALYST_ADVICE_FIELD_NUMBER: _builtins.int
+    KATALYST_POOL_SETTINGS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     normalization_ratio: _builtins.float
     """How much faster its CPUs are than those that requests are meant for; absent if that is not known."""
@@ -3537,6 +3610,14 @@ class GetNodeResponse(_message.Message):
 
     @_builtins.property
     def katalyst_pods(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystPod]: ...
+    @_builtins.property
+    def katalyst_advice(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdvisedPool]:
+        """What an advisor says of these pools, by name, within bounds; empty as long as no advisor's lease counts."""
+
+    @_builtins.property
+    def katalyst_pool_settings(self) -> Global___KatalystPoolSettings:
+        """Absent while the pools are off."""
+
     def __init__(
         self,
         *,
@@ -3569,16 +3650,107 @@ class GetNodeResponse(_message.Message):
         katalyst_targets: _abc.Iterable[Global___KatalystTarget] | None = ...,
         katalyst_pools: _abc.Iterable[Global___KatalystPool] | None = ...,
         katalyst_pods: _abc.Iterable[Global___KatalystPod] | None = ...,
+        katalyst_advice: _abc.Iterable[Global___AdvisedPool] | None = ...,
+        katalyst_pool_settings: Global___KatalystPoolSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "cgroups", b"cgroups", "kubelet", b"kubelet", "normalization_ratio", b"normalization_ratio"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "cgroups", b"cgroups", "katalyst_pool_settings", b"katalyst_pool_settings", "kubelet", b"kubelet", "normalization_ratio", b"normalization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "claimed_cpus", b"claimed_cpus", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "katalyst_pods", b"katalyst_pods", "katalyst_pools", b"katalyst_pools", "katalyst_targets", b"katalyst_targets", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "claimed_cpus", b"claimed_cpus", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "katalyst_advice", b"katalyst_advice", "katalyst_pods", b"katalyst_pods", "katalyst_pool_settings", b"katalyst_pool_settings", "katalyst_pools", b"katalyst_pools", "katalyst_targets", b"katalyst_targets", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalization_ratio: _TypeAlias = _typing.Literal["normalization_ratio"]  # noqa: Y015
     _WhichOneofArgType__normalization_ratio: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__normalization_ratio) -> _WhichOneofReturnType__normalization_ratio | None: ...
 
 Global___GetNodeResponse: _TypeAlias = GetNodeResponse  # noqa: Y015
+
+@_typing.final
+class AdvisedPool(_message.Message):
+    """What an advisor says of one of Katalyst's pools."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    REQUIRED_CPUS_FIELD_NUMBER: _builtins.int
+    OVERLAP_CPUS_FIELD_NUMBER: _builtins.int
+    HEADROOM_MILLICPU_FIELD_NUMBER: _builtins.int
+    HEADROOM_BYTES_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    required_cpus: _builtins.int
+    """Of a pool of shared_cores: the CPUs that it needs, and how many of its CPUs reclaim is to have, too."""
+    overlap_cpus: _builtins.int
+    headroom_millicpu: _builtins.int
+    """Of reclaim, and reclaim-NUMA0: what pods of reclaimed_cores can use in all, those that run included."""
+    headroom_bytes: _builtins.int
+    owner: _builtins.str
+    """The owner of the claim, and its reason."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        required_cpus: _builtins.int | None = ...,
+        overlap_cpus: _builtins.int | None = ...,
+        headroom_millicpu: _builtins.int | None = ...,
+        headroom_bytes: _builtins.int | None = ...,
+        owner: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_headroom_bytes", b"_headroom_bytes", "_headroom_millicpu", b"_headroom_millicpu", "_overlap_cpus", b"_overlap_cpus", "_required_cpus", b"_required_cpus", "headroom_bytes", b"headroom_bytes", "headroom_millicpu", b"headroom_millicpu", "overlap_cpus", b"overlap_cpus", "required_cpus", b"required_cpus"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_headroom_bytes", b"_headroom_bytes", "_headroom_millicpu", b"_headroom_millicpu", "_overlap_cpus", b"_overlap_cpus", "_required_cpus", b"_required_cpus", "headroom_bytes", b"headroom_bytes", "headroom_millicpu", b"headroom_millicpu", "overlap_cpus", b"overlap_cpus", "owner", b"owner", "pool", b"pool", "reason", b"reason", "required_cpus", b"required_cpus"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__headroom_bytes: _TypeAlias = _typing.Literal["headroom_bytes"]  # noqa: Y015
+    _WhichOneofArgType__headroom_bytes: _TypeAlias = _typing.Literal["_headroom_bytes", b"_headroom_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__headroom_millicpu: _TypeAlias = _typing.Literal["headroom_millicpu"]  # noqa: Y015
+    _WhichOneofArgType__headroom_millicpu: _TypeAlias = _typing.Literal["_headroom_millicpu", b"_headroom_millicpu"]  # noqa: Y015
+    _WhichOneofReturnType__overlap_cpus: _TypeAlias = _typing.Literal["overlap_cpus"]  # noqa: Y015
+    _WhichOneofArgType__overlap_cpus: _TypeAlias = _typing.Literal["_overlap_cpus", b"_overlap_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__required_cpus: _TypeAlias = _typing.Literal["required_cpus"]  # noqa: Y015
+    _WhichOneofArgType__required_cpus: _TypeAlias = _typing.Literal["_required_cpus", b"_required_cpus"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__headroom_bytes) -> _WhichOneofReturnType__headroom_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__headroom_millicpu) -> _WhichOneofReturnType__headroom_millicpu | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__overlap_cpus) -> _WhichOneofReturnType__overlap_cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__required_cpus) -> _WhichOneofReturnType__required_cpus | None: ...
+
+Global___AdvisedPool: _TypeAlias = AdvisedPool  # noqa: Y015
+
+@_typing.final
+class KatalystPoolSettings(_message.Message):
+    """What is configured of Katalyst's pools, with dynamic configuration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLE_RECLAIM_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
+    LEAST_RECLAIM_CPUS_FIELD_NUMBER: _builtins.int
+    RESERVED_CPUS_FIELD_NUMBER: _builtins.int
+    enable_reclaim: _builtins.bool
+    overlap: _builtins.bool
+    least_reclaim_cpus: _builtins.int
+    """The least size of the pool reclaim."""
+    reserved_cpus: _builtins.str
+    """As a list."""
+    def __init__(
+        self,
+        *,
+        enable_reclaim: _builtins.bool = ...,
+        overlap: _builtins.bool = ...,
+        least_reclaim_cpus: _builtins.int = ...,
+        reserved_cpus: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enable_reclaim", b"enable_reclaim", "least_reclaim_cpus", b"least_reclaim_cpus", "overlap", b"overlap", "reserved_cpus", b"reserved_cpus"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KatalystPoolSettings: _TypeAlias = KatalystPoolSettings  # noqa: Y015
 
 @_typing.final
 class KatalystPod(_message.Message):
@@ -5358,6 +5530,7 @@ class ClaimTarget(_message.Message):
     POD_UID_FIELD_NUMBER: _builtins.int
     QOS_CLASS_FIELD_NUMBER: _builtins.int
     HOST_APPLICATION_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     container_id: _builtins.str
     """Of the runtime."""
     pod_uid: _builtins.str
@@ -5366,6 +5539,10 @@ class ClaimTarget(_message.Message):
     """Guaranteed (the cgroup of all pods), Burstable or BestEffort."""
     host_application: _builtins.str
     """The cgroup of a host application, by the name of that application."""
+    pool: _builtins.str
+    """One of Katalyst's CPU pools, such as share, share-NUMA0, reclaim. It is no cgroup: its fields are
+    pool.required_cpus, pool.overlap_cpus, pool.headroom_millicpu and pool.headroom_bytes, with the role set.
+    """
     def __init__(
         self,
         *,
@@ -5373,12 +5550,13 @@ class ClaimTarget(_message.Message):
         pod_uid: _builtins.str = ...,
         qos_class: _builtins.str = ...,
         host_application: _builtins.str = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id", "host_application", b"host_application", "pod_uid", b"pod_uid", "qos_class", b"qos_class", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id", "host_application", b"host_application", "pod_uid", b"pod_uid", "pool", b"pool", "qos_class", b"qos_class", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id", "host_application", b"host_application", "pod_uid", b"pod_uid", "qos_class", b"qos_class", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id", "host_application", b"host_application", "pod_uid", b"pod_uid", "pool", b"pool", "qos_class", b"qos_class", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["container_id", "pod_uid", "qos_class", "host_application"]  # noqa: Y015
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["container_id", "pod_uid", "qos_class", "host_application", "pool"]  # noqa: Y015
     _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
 
@@ -5835,22 +6013,105 @@ class ReportQosManagerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPORT_FIELD_NUMBER: _builtins.int
+    NODE_RESOURCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def report(self) -> Global___QosManagerReport:
         """At most 64 plugins, with texts of at most 1,024 characters; longer ones are cut."""
+
+    @_builtins.property
+    def node_resource(self) -> Global___NodeResourceReport:
+        """Absent: as in the last report."""
 
     def __init__(
         self,
         *,
         report: Global___QosManagerReport | None = ...,
+        node_resource: Global___NodeResourceReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node_resource", b"node_resource", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_resource", b"node_resource", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportQosManagerRequest: _TypeAlias = ReportQosManagerRequest  # noqa: Y015
+
+@_typing.final
+class NodeResourceReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    json: _builtins.str
+    """A CustomNodeResource of Katalyst's (node.katalyst.kubewharf.io/v1alpha1) as JSON; empty: there is none."""
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why fields are missing or contradict each other, or why there is none; at most 64 of 1,024 characters."""
+
+    def __init__(
+        self,
+        *,
+        json: _builtins.str = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json", "problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeResourceReport: _TypeAlias = NodeResourceReport  # noqa: Y015
+
+@_typing.final
+class GetCustomNodeResourceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCustomNodeResourceRequest: _TypeAlias = GetCustomNodeResourceRequest  # noqa: Y015
+
+@_typing.final
+class GetCustomNodeResourceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: _builtins.int
+    REPORTED_AT_FIELD_NUMBER: _builtins.int
+    IS_CURRENT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    is_current: _builtins.bool
+    """Whether the manager that has reported it still runs: without it nothing of it may be true any more."""
+    reason: _builtins.str
+    """Why there is none, or why it is not current; empty if it is."""
+    @_builtins.property
+    def report(self) -> Global___NodeResourceReport:
+        """Empty json: there is none."""
+
+    @_builtins.property
+    def reported_at(self) -> _timestamp_pb2.Timestamp:
+        """When another one came last; absent: never."""
+
+    def __init__(
+        self,
+        *,
+        report: Global___NodeResourceReport | None = ...,
+        reported_at: _timestamp_pb2.Timestamp | None = ...,
+        is_current: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report", "reported_at", b"reported_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_current", b"is_current", "reason", b"reason", "report", b"report", "reported_at", b"reported_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCustomNodeResourceResponse: _TypeAlias = GetCustomNodeResourceResponse  # noqa: Y015
 
 @_typing.final
 class ReportQosManagerResponse(_message.Message):

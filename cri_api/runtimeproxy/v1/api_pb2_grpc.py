@@ -55,6 +55,11 @@ class RuntimeProxyStub:
                 request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlRequest.SerializeToString,
                 response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlResponse.FromString,
                 _registered_method=True)
+        self.GetCustomNodeResource = channel.unary_unary(
+                '/runtimeproxy.v1.RuntimeProxy/GetCustomNodeResource',
+                request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetCustomNodeResourceRequest.SerializeToString,
+                response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetCustomNodeResourceResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/runtimeproxy.v1.RuntimeProxy/Explain',
                 request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ExplainRequest.SerializeToString,
@@ -101,6 +106,13 @@ class RuntimeProxyServicer:
 
     def GetResctrl(self, request, context):
         """Which groups of resctrl there are, and how much of the last-level cache and of the memory bandwidth pods use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCustomNodeResource(self, request, context):
+        """The node in the shape of Katalyst's CustomNodeResource, as the QoS manager has reported it last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,6 +168,11 @@ def add_RuntimeProxyServicer_to_server(servicer, server):
                     servicer.GetResctrl,
                     request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlRequest.FromString,
                     response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlResponse.SerializeToString,
+            ),
+            'GetCustomNodeResource': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCustomNodeResource,
+                    request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetCustomNodeResourceRequest.FromString,
+                    response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetCustomNodeResourceResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -282,6 +299,33 @@ class RuntimeProxy:
             '/runtimeproxy.v1.RuntimeProxy/GetResctrl',
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlRequest.SerializeToString,
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCustomNodeResource(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtimeproxy.v1.RuntimeProxy/GetCustomNodeResource',
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetCustomNodeResourceRequest.SerializeToString,
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetCustomNodeResourceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,8 @@ class RuntimeProxyStub:
     """What is known of this node."""
     GetResctrl: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetResctrlRequest, _api_pb2.GetResctrlResponse]
     """Which groups of resctrl there are, and how much of the last-level cache and of the memory bandwidth pods use."""
+    GetCustomNodeResource: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetCustomNodeResourceRequest, _api_pb2.GetCustomNodeResourceResponse]
+    """The node in the shape of Katalyst's CustomNodeResource, as the QoS manager has reported it last."""
     Explain: _grpc.UnaryUnaryMultiCallable[_api_pb2.ExplainRequest, _api_pb2.ExplainResponse]
     """Why a pod's values are what they are, field by field.
 
@@ -88,6 +90,8 @@ class RuntimeProxyAsyncStub(RuntimeProxyStub):
     """What is known of this node."""
     GetResctrl: _aio.UnaryUnaryMultiCallable[_api_pb2.GetResctrlRequest, _api_pb2.GetResctrlResponse]  # type: ignore[assignment]
     """Which groups of resctrl there are, and how much of the last-level cache and of the memory bandwidth pods use."""
+    GetCustomNodeResource: _aio.UnaryUnaryMultiCallable[_api_pb2.GetCustomNodeResourceRequest, _api_pb2.GetCustomNodeResourceResponse]  # type: ignore[assignment]
+    """The node in the shape of Katalyst's CustomNodeResource, as the QoS manager has reported it last."""
     Explain: _aio.UnaryUnaryMultiCallable[_api_pb2.ExplainRequest, _api_pb2.ExplainResponse]  # type: ignore[assignment]
     """Why a pod's values are what they are, field by field.
 
@@ -142,6 +146,14 @@ class RuntimeProxyServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.GetResctrlResponse, _abc.Awaitable[_api_pb2.GetResctrlResponse]]:
         """Which groups of resctrl there are, and how much of the last-level cache and of the memory bandwidth pods use."""
+
+    @_abc_1.abstractmethod
+    def GetCustomNodeResource(
+        self,
+        request: _api_pb2.GetCustomNodeResourceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.GetCustomNodeResourceResponse, _abc.Awaitable[_api_pb2.GetCustomNodeResourceResponse]]:
+        """The node in the shape of Katalyst's CustomNodeResource, as the QoS manager has reported it last."""
 
     @_abc_1.abstractmethod
     def Explain(

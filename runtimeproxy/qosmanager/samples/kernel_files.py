@@ -20,7 +20,7 @@ Numbers: TypeAlias = tuple[int, ...]
 """The numbers in a source's files, in the order of its decoder."""
 Values: TypeAlias = tuple[float, ...]
 """A sample for each of a source's metrics, the last ones of which may be missing; of `MEMORY_NUMA` for each
-NUMA node."""
+NUMA node, of `CPU_RUNNABLE` for each CPU."""
 
 
 class ImplausibleError(Exception):
@@ -40,6 +40,8 @@ class FileGroup:
     """Numbers to samples; None if they are counters."""
     rate: Callable[[Numbers, float], Values] | None = None
     """Growth of the counters and the seconds that it took, to samples. Raises ImplausibleError."""
+    is_on_demand: bool = False
+    """Whether it is read only while a plugin needs it: some kernels lack it, or it is large."""
 
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -79,6 +81,11 @@ _MEMORY_STAT_V1: Final = _in_order(
     "total_inactive_anon", "total_active_anon", "total_inactive_file", "total_unevictable"
 )
 _MEMORY_STAT_V2: Final = _in_order(r"\ninactive_anon", "active_anon", "inactive_file", "unevictable")
+_KSWAPD: Final = _in_order("pgsteal_kswapd")
+_SCHEDSTAT: Final = re.compile(
+    rb"^cpu([0-9]{1,4}) (?:[0-9]{1,20} ){6}([0-9]{1,20}) ([0-9]{1,20}) [0-9]{1,20}$", re.MULTILINE
+)
+"""The seventh and eighth number. Source: Linux Documentation/scheduler/sched-stats.rst, stats.c."""
 _PRESSURE: Final = re.compile(rb"some .*total=([0-9]{1,20})\n(?:full .*total=([0-9]{1,20})\n)?")
 
 
@@ -161,10 +168,32 @@ def decode_proc_stat(contents: Sequence[bytes]) -> Numbers:
     return (sum(_number(fields[index]) for index in (1, 2, 3, 6, 7)),)
 
 
+def decode_loadavg(contents: Sequence[bytes]) -> Numbers:
+    """/proc/loadavg: the load of the last minute, in hundredths."""
+    whole, point, hundredths = contents[0].partition(b" ")[0].partition(b".")
+    if not point or len(hundredths) != 2:
+        raise ValueError("/proc/loadavg does not begin with a load")
+    return (_number(whole) * 100 + _number(hundredths),)
+
+
 def decode_meminfo(contents: Sequence[bytes]) -> Numbers:
     """/proc/meminfo: MemTotal, MemFree, MemAvailable, Inactive(file), in bytes."""
     keys = (b"MemTotal", b"MemFree", b"MemAvailable", b"Inactive(file)")
     return tuple(_kib_of(contents[0], key) for key in keys)
+
+
+def decode_kswapd(contents: Sequence[bytes]) -> Numbers:
+    """/proc/vmstat: pages that kswapd has reclaimed."""
+    return _numbers(_KSWAPD, contents[0])
+
+
+def decode_schedstat(contents: Sequence[bytes]) -> Numbers:
+    """/proc/schedstat: for each CPU the time that tasks ran on it, then the time that they waited, in ns."""
+    found = {int(cpu): (int(ran), int(waited)) for cpu, ran, waited in _SCHEDSTAT.findall(contents[0])}
+    if not found:
+        raise ValueError("no CPU")
+    times = [found.get(cpu, (0, 0)) for cpu in range(max(found) + 1)]
+    return tuple(each for pair in times for each in pair)
 
 
 def decode_numa_meminfo(contents: Sequence[bytes]) -> Numbers:
@@ -210,7 +239,19 @@ def _memory_of_meminfo(numbers: Numbers) -> Values:
     total, free, available, inactive_file = numbers
     if max(free, available) > total:
         raise ImplausibleError("more free memory than there is")
-    return float(total - free), float(max(total - free - inactive_file, 0)), float(total - available)
+    working_set = max(total - free - inactive_file, 0)
+    return tuple(map(float, (total - free, working_set, total - available, free, total)))
+
+
+def _rate_of_runnable(growth: Numbers, elapsed_s: float) -> Values:
+    # A task that runs on is counted when it stops: a share of a short time may be far from the truth.
+    return tuple(
+        (ran + waited) / 1e9 / elapsed_s for ran, waited in zip(growth[::2], growth[1::2], strict=True)
+    )
+
+
+def _load_of_loadavg(numbers: Numbers) -> Values:
+    return (numbers[0] / 100,)
 
 
 def _as_floats(numbers: Numbers) -> Values:
@@ -290,7 +331,34 @@ def node_sources(numa_nodes: Sequence[int]) -> tuple[FileGroup, ...]:
     of_numa = FileGroup((Metric.MEMORY_NUMA,), meminfos, decode_numa_meminfo, _as_floats)
     return (
         FileGroup((Metric.CPU_USAGE,), (("procfs", "stat"),), decode_proc_stat, rate=_cpu_rate(_TICKS_PER_S)),
-        FileGroup(_MEMORY, (("procfs", "meminfo"),), decode_meminfo, _memory_of_meminfo),
+        FileGroup((Metric.CPU_LOAD,), (("procfs", "loadavg"),), decode_loadavg, _load_of_loadavg),
+        FileGroup(
+            (*_MEMORY, Metric.MEMORY_FREE, Metric.MEMORY_TOTAL),
+            (("procfs", "meminfo"),),
+            decode_meminfo,
+            _memory_of_meminfo,
+        ),
+        FileGroup(
+            (Metric.WATERMARK_SCALE,),
+            (("procfs", "sys/vm/watermark_scale_factor"),),
+            _one_number,
+            gauge=_as_floats,
+            is_on_demand=True,
+        ),
+        FileGroup(
+            (Metric.KSWAPD_STEAL,),
+            (("procfs", "vmstat"),),
+            decode_kswapd,
+            rate=lambda growth, elapsed_s: (growth[0] / elapsed_s,),
+            is_on_demand=True,
+        ),
+        FileGroup(
+            (Metric.CPU_RUNNABLE,),
+            (("procfs", "schedstat"),),
+            decode_schedstat,
+            rate=_rate_of_runnable,
+            is_on_demand=True,
+        ),
         *_pressures(lambda file: ("procfs", f"pressure/{file.removesuffix('.pressure')}")),
         *((of_numa,) if numa_nodes else ()),
     )

@@ -2,7 +2,8 @@
 
 What a plugin needs is read in each pass. All else is read every tenth pass, a tenth of the cgroups in each,
 so that no pass is much longer than the others. Counters become rates over the time that really passed
-between two reads of the same file.
+between two reads of the same file. Where Malachite is used, its values take the place of reads while they
+are fresh.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from operator import sub
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.cgroups.mounts import Mount
 from runtimeproxy.qosmanager.plugin import Need
@@ -31,6 +32,10 @@ from runtimeproxy.qosmanager.samples.kernel_files import (
 from runtimeproxy.qosmanager.samples.reader import FileReading, Loss, PassReader, SourceFiles
 from runtimeproxy.qosmanager.samples.windows import Ring, summarize
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Window
+from runtimeproxy.vocabulary import MetricsSource
+
+if TYPE_CHECKING:
+    from runtimeproxy.qosmanager.samples.malachite import MalachiteSource
 
 REST_PASSES: Final = 10
 """Metrics that no plugin needs are read once in so many passes."""
@@ -66,9 +71,13 @@ class PassReport:
 class _Series:
     """One source of one cgroup: its files, its counters of before, and its samples."""
 
-    __slots__ = ("at_s", "capacity", "failures", "files", "most", "numbers", "resume_at", "ring", "turns")
+    __slots__ = (
+        *("at_s", "capacity", "cgroup", "failures", "files", "most", "numbers"),
+        *("resume_at", "ring", "turns"),
+    )
 
-    def __init__(self, source: FileGroup, folders: Sequence[str], most: float) -> None:
+    def __init__(self, cgroup: str, source: FileGroup, folders: Sequence[str], most: float) -> None:
+        self.cgroup = cgroup
         self.files = SourceFiles(source, folders)
         self.most = most
         """A larger value cannot be."""
@@ -79,7 +88,7 @@ class _Series:
         self.numbers: Numbers | None = None
         self.at_s = 0.0
         self.ring: Ring | None = None
-        """A column for each metric, or of `MEMORY_NUMA` for each NUMA node; made with the first sample."""
+        """A column for each metric, NUMA node or CPU; made with the first sample."""
         self.failures = 0
         """Since the last reading."""
         self.resume_at = 0
@@ -89,6 +98,18 @@ class _Series:
         """Drops everything of a cgroup that was made anew."""
         self.numbers = None
         self.ring = None
+
+    def take(self, at_s: float, values: Values) -> bool:
+        """Adds values that are not of the files; whether they have all that the ring has."""
+        ring = self.ring
+        if ring is None:
+            ring = self.ring = Ring(self.capacity, len(values))
+        if len(values) < ring.columns:
+            return False
+        # The next rate of the files counts from their next read.
+        self.numbers = None
+        ring.append(at_s, values[: ring.columns])
+        return True
 
     def resize(self, capacity: int) -> None:
         """Keeps so many samples from now on, as many of those before as fit."""
@@ -119,7 +140,10 @@ class Sampler:
         self._roots = {name: str(mount.folder) for name, mount in mounts.items()}
         self._roots |= {"procfs": str(procfs), "sysfs": str(sysfs)}
         self._sources = cgroup_sources(mounts)
-        self._node_sources = node_sources(_numa_nodes(sysfs))
+        numa_nodes = _numa_nodes(sysfs)
+        self._node_sources = node_sources(numa_nodes)
+        self._numa_nodes = len(numa_nodes)
+        self._versions = {name: mount.version for name, mount in mounts.items()}
         self._places = _places(self._sources)
         self._node_places = _places(self._node_sources)
         # Twice: the two reads may lie at other moments than their times say.
@@ -138,6 +162,7 @@ class Sampler:
         self._turns: list[list[_Series]] = [[] for _ in range(REST_PASSES)]
         """The series to read, by the turn of the pass."""
         self._passes = 0
+        self._malachite: MalachiteSource | None = None
         self._losses: Counter[Loss] = Counter()
         self._last_losses: dict[Loss, str] = {}
         self._add(NODE_CGROUP, Level.NODE)
@@ -152,11 +177,12 @@ class Sampler:
         turn = self._turns[self._passes % REST_PASSES]
         self._passes += 1
         # A list that another thread does not touch: it is made anew by `_schedule` only, in this thread.
-        due = [series for series in turn if series.resume_at <= self._passes and not series.files.is_stuck]
+        due, given = self._given(turn)
+        due = [series for series in due if series.resume_at <= self._passes and not series.files.is_stuck]
         readings = self._reader.read([series.files for series in due])
         ratios = self._cycles.step(self._cycles_cgroups)
         losses: Counter[Loss] = Counter()
-        samples = len(ratios)
+        samples = len(ratios) + given
         with self._lock:
             for cgroup, ratio in ratios:
                 self._append_ratio(cgroup, ratio)
@@ -168,6 +194,39 @@ class Sampler:
                     self._last_losses[loss] = series.files.files[0].path
             self._losses.update(losses)
         return PassReport(files=len(due), samples=samples, losses=losses)
+
+    def use_malachite(self, url: str) -> None:
+        """Asks Malachite from now on, at `http://host:port`; an empty text: only the files. In any thread."""
+        before = self._malachite
+        if (before.url if before is not None else "") == url:
+            return
+        source = self.malachite_source(url) if url else None
+        self.take_from(source)
+        if before is not None:
+            before.close()
+        if source is not None:
+            source.start()
+
+    def take_from(self, source: MalachiteSource | None) -> None:
+        """Has the values of a source, which is started and closed elsewhere, take the place of reads."""
+        with self._lock:
+            self._malachite = source
+            if source is not None:
+                source.follow(self._levels, self._needs)
+
+    def malachite_source(self, url: str) -> MalachiteSource:
+        """A source of the groups of metrics that this sampler has; not started, nor in use."""
+        # It loads Python's HTTP client, and that OpenSSL.
+        from runtimeproxy.qosmanager.samples.malachite import Group, MalachiteSource
+
+        groups = {
+            each.metrics[0]: Group(each, self._versions[each.files[0][0]], self._most_of(each))
+            for each in self._sources
+        }
+        node_groups = {each.metrics[0]: Group(each, 0, self._most_of(each)) for each in self._node_sources}
+        return MalachiteSource(
+            url, groups, node_groups, numa_nodes=self._numa_nodes, clock=self._reader.clock
+        )
 
     def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
         """The samples of the last `length_s` seconds; None: there are none, or the cgroup is not a target."""
@@ -187,13 +246,20 @@ class Sampler:
 
     def numa_windows(self, cgroup: str, length_s: float) -> Mapping[int, Window]:
         """Memory by NUMA node over the last `length_s` seconds; empty without samples."""
+        return self._parts(cgroup, Metric.MEMORY_NUMA, length_s)
+
+    def cpu_windows(self, length_s: float) -> Mapping[int, Window]:
+        """Tasks that run or wait, by CPU of the node; empty without samples."""
+        return self._parts(NODE_CGROUP, Metric.CPU_RUNNABLE, length_s)
+
+    def _parts(self, cgroup: str, metric: Metric, length_s: float) -> Mapping[int, Window]:
         with self._lock:
-            found = self._find(cgroup, Metric.MEMORY_NUMA)
+            found = self._find(cgroup, metric)
             if found is None:
                 return {}
             ring, after_s = found[0], self._reader.clock() - length_s
-            windows = {node: summarize(ring.values_after(after_s, node)) for node in range(ring.columns)}
-        return {node: window for node, window in windows.items() if window is not None}
+            windows = {part: summarize(ring.values_after(after_s, part)) for part in range(ring.columns)}
+        return {part: window for part, window in windows.items() if window is not None}
 
     def losses(self) -> Mapping[Loss, tuple[int, str]]:
         # Since the start, by reason; with the path of the last one.
@@ -210,13 +276,42 @@ class Sampler:
     def cycles_problem(self) -> str:
         return self._cycles.problem if self._cycles_cgroups else ""
 
+    @property
+    def metrics_source(self) -> tuple[MetricsSource, str]:
+        """Where the values of the last pass came from, and why not from where they should."""
+        source = self._malachite
+        if source is None:
+            return MetricsSource.KERNEL, ""
+        is_used, problem = source.report()
+        return MetricsSource.MALACHITE if is_used else MetricsSource.KERNEL, problem
+
     def close(self) -> None:
         """Ends the reading, and closes all files."""
+        if self._malachite is not None:
+            self._malachite.close()
         self._reader.close()
         self._cycles.close()
         for each in self._series.values():
             for series in each:
                 series.files.close()
+
+    def _given(self, turn: Sequence[_Series]) -> tuple[Sequence[_Series], int]:
+        """Takes the values that Malachite has; returns the series without, and how many have theirs."""
+        source = self._malachite
+        if source is None:
+            return turn, 0
+        found = source.values((series.cgroup, series.files.source.metrics[0]) for series in turn)
+        at_s = self._reader.clock()
+        rest: list[_Series] = []
+        with self._lock:
+            for series, values in zip(turn, found, strict=True):
+                if values is None or not series.take(at_s, values):
+                    rest.append(series)
+        return rest, len(turn) - len(rest)
+
+    def _most_of(self, source: FileGroup) -> float:
+        """No value of the group can be larger."""
+        return self._most_cores if Metric.CPU_USAGE in source.metrics else _MOST_BYTES
 
     def _find(self, cgroup: str, metric: Metric) -> tuple[Ring, int] | None:
         """The ring that has the samples, and their column in it."""
@@ -254,6 +349,8 @@ class Sampler:
                     self._windows_s.get(key, 0.0), min(need.longest_s, LONGEST_WINDOW_S)
                 )
             self._schedule()
+            if self._malachite is not None:
+                self._malachite.follow(self._levels, needs)
 
     def _add(self, cgroup: str, level: Level) -> None:
         is_node = level is Level.NODE
@@ -264,9 +361,10 @@ class Sampler:
         self._levels[cgroup] = level
         self._series[cgroup] = [
             _Series(
+                cgroup,
                 source,
                 [folders[self._roots[name]] for name, _ in source.files],
-                self._most_cores if Metric.CPU_USAGE in source.metrics else _MOST_BYTES,
+                self._most_of(source),
             )
             for source in (self._node_sources if is_node else self._sources)
         ]
@@ -283,6 +381,10 @@ class Sampler:
                 metrics = series.files.source.metrics
                 windows_s = [self._windows_s.get((self._levels[cgroup], metric)) for metric in metrics]
                 longest_s = max((each for each in windows_s if each is not None), default=None)
+                if longest_s is None and series.files.source.is_on_demand:
+                    series.files.close()
+                    series.forget()
+                    continue
                 if longest_s is None:
                     series.turns = REST_PASSES
                     series.resize(_REST_SAMPLES)

@@ -29,7 +29,7 @@ from runtimeproxy.service.api.claims import (
     response_of,
     session_problem,
 )
-from runtimeproxy.service.api.qos_manager import report_of
+from runtimeproxy.service.api.qos_manager import node_resource_of, report_of
 from runtimeproxy.service.api.status import bypass_of, owner_mode_of, policies_of
 from runtimeproxy.service.api.values import duration, selector_from
 from runtimeproxy.service.bypass import Cause
@@ -198,7 +198,7 @@ class AdminServicer:
         self, request: api_pb2.ReportQosManagerRequest, context: Context
     ) -> api_pb2.ReportQosManagerResponse:
         await self._check("", context)
-        self._parts.qos_manager.take(report_of(request.report))
+        self._parts.qos_manager.take(report_of(request.report), node_resource_of(request))
         return api_pb2.ReportQosManagerResponse(interval=duration(reports_s()))
 
     async def _in_worker(self, work: Callable[[], _ResultT]) -> _ResultT:

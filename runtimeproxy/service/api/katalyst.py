@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.katalyst.rebuild import reclaim_reserve
 from runtimeproxy.katalyst.transition import name_of, pool_sizes
 from runtimeproxy.units import format_cpu_list
 
 if TYPE_CHECKING:
     from runtimeproxy.katalyst.pools import PoolState
-    from runtimeproxy.katalyst.transition import CpuPools
+    from runtimeproxy.katalyst.transition import AdvisedPool, PlacedPools
     from runtimeproxy.ledger.pools import NodePools
 
 MOST_UNPLACED: Final = 20
@@ -47,6 +48,8 @@ def pools_status(pools: NodePools, mode: str) -> api_pb2.CpuPoolsStatus | None:
             api_pb2.PodProblem(pod=name, pod_uid=uid, reason=reason)
             for name, uid, reason in unplaced[:MOST_UNPLACED]
         ],
+        advice=advice_messages(pools.advice.pools),
+        advice_problems=pools.advice.problems,
     )
 
 
@@ -61,10 +64,15 @@ def problems_of_pools(status: api_pb2.CpuPoolsStatus) -> Iterator[str]:
         yield f"katalyst-pools: pod {each.pod}: {each.reason}."
     if (more := status.unplaced_pods - len(status.unplaced)) > 0:
         yield f"katalyst-pools: {more} more pods have not what they asked for."
+    yield from (f"katalyst-pools: {each}." for each in status.advice_problems)
 
 
 def notes_of_pools(status: api_pb2.CpuPoolsStatus) -> Iterator[str]:
     """What an operator may want to know of them."""
+    needs = [f"{each.pool} {each.required_cpus}" for each in status.advice if each.HasField("required_cpus")]
+    if needs:
+        owners = sorted({each.owner for each in status.advice})
+        yield f"katalyst-pools: {', '.join(owners)} says how many CPUs pools need: {', '.join(needs)}."
     yield from (f"katalyst-pools: {each}." for each in status.limits)
 
 
@@ -74,7 +82,31 @@ def pool_messages(state: PoolState) -> Iterator[api_pb2.KatalystPool]:
         yield api_pb2.KatalystPool(name=name, cpus=format_cpu_list(cpus), cpu_count=len(cpus), pods=pods)
 
 
-def pod_messages(pools: CpuPools) -> Iterator[api_pb2.KatalystPod]:
+def advice_messages(advice: Mapping[str, AdvisedPool]) -> Iterator[api_pb2.AdvisedPool]:
+    """Return what an advisor says, by pool."""
+    for name, each in sorted(advice.items()):
+        yield api_pb2.AdvisedPool(
+            pool=name,
+            required_cpus=each.required_cpus,
+            overlap_cpus=each.overlap_cpus,
+            headroom_millicpu=each.headroom_millicpu,
+            headroom_bytes=each.headroom_bytes,
+            owner=each.owner,
+            reason=each.reason,
+        )
+
+
+def settings_message(state: PoolState) -> api_pb2.KatalystPoolSettings:
+    settings = state.settings
+    return api_pb2.KatalystPoolSettings(
+        enable_reclaim=settings.enable_reclaim,
+        overlap=settings.overlap,
+        least_reclaim_cpus=reclaim_reserve(state.topology, settings),
+        reserved_cpus=format_cpu_list(state.reserved),
+    )
+
+
+def pod_messages(pools: PlacedPools) -> Iterator[api_pb2.KatalystPod]:
     """Return what pods have of the pools, by uid."""
     for uid, pod in sorted(pools.state.pods.items()):
         now = pools.placements.get(uid)

@@ -16,11 +16,20 @@ MOST_CALLS: Final = {"Simulate": 5, "Explain": 64, "WatchPods": 64, "WatchAudit"
 """Calls of a method that are served or wait at a time, on each socket: one of `Simulate` has up to 4 MiB."""
 SMALL_BYTES: Final = 64 * 1024
 """Of a request of most methods: names, a reason, a selector."""
-MOST_BYTES: Final = {"SetClaims": 2 << 20, "Simulate": 4 << 20, "ReportQosManager": 256 << 10}
+MOST_BYTES: Final = {"SetClaims": 2 << 20, "Simulate": 4 << 20, "ReportQosManager": 1 << 20}
 """Of a request of others; of `SetClaims` twice the claims that an owner may have by default. Parsed, small
-claims take fifty times the memory. A report has some KiB."""
+claims take fifty times the memory. A report has some KiB, with a CustomNodeResource up to 768."""
 METHODS: Final = {
-    READ_SERVICE: ("GetStatus", "WatchPods", "GetNode", "GetResctrl", "Explain", "Simulate", "WatchAudit"),
+    READ_SERVICE: (
+        "GetStatus",
+        "WatchPods",
+        "GetNode",
+        "GetResctrl",
+        "GetCustomNodeResource",
+        "Explain",
+        "Simulate",
+        "WatchAudit",
+    ),
     ADMIN_SERVICE: (
         "SetPolicyMode",
         "SetBypass",

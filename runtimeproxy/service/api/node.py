@@ -17,7 +17,12 @@ from runtimeproxy.node.derived import pod_cpus, reservation_of
 from runtimeproxy.node.snapshot import Feature, Input, InputState
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
-from runtimeproxy.service.api.katalyst import pod_messages, pool_messages
+from runtimeproxy.service.api.katalyst import (
+    advice_messages,
+    pod_messages,
+    pool_messages,
+    settings_message,
+)
 from runtimeproxy.service.api.status import inputs_of
 from runtimeproxy.service.api.strategies import (
     all_fields,
@@ -142,6 +147,8 @@ def node_of(
         claimed_cpus=format_cpu_list(claimed_of(node)),
         katalyst_pools=pool_messages(node.cpu_pools.state) if node.cpu_pools is not None else (),
         katalyst_pods=pod_messages(node.cpu_pools) if node.cpu_pools is not None else (),
+        katalyst_advice=advice_messages(node.cpu_pools.advice) if node.cpu_pools is not None else (),
+        katalyst_pool_settings=settings_message(node.cpu_pools.state) if node.cpu_pools is not None else None,
         labels=shown_texts(node.labels),
         annotations=shown_texts(node.annotations),
         capacity=node.capacity or {},

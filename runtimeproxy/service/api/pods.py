@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.documents.reading import InputError, json_value, member, printable
+from runtimeproxy.documents.reading import (
+    InputError,
+    json_value,
+    mapping_of,
+    member,
+    printable,
+    quantity_of,
+)
 from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.fields.tables import QUOTA, RESOURCE_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.claimants import labels_of, texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
-from runtimeproxy.katalyst.levels import pod_problems
+from runtimeproxy.katalyst.levels import (
+    AGGREGATED_REQUESTS,
+    RECLAIMED_MEMORY,
+    RECLAIMED_MILLICPU,
+    RSS_OVERUSE_THRESHOLD,
+    pod_problems,
+)
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.pods.record_views import recorded_pod
@@ -149,6 +163,7 @@ class PodMessages:
         ledger, inventory = self.ledger, self.inventory
         node, view = self.node.latest, recorded_pod(pod)
         requests, extended = node.requests_of(view), extended_amounts(pod.annotations)
+        has_known_requests = node.knows_requests_of(view)
         policies = set[str]()
         containers = [
             _container(
@@ -192,6 +207,8 @@ class PodMessages:
             requested=_resources(pod.requested),
             overhead=_resources(pod.overhead),
             katalyst=_level(view),
+            has_known_requests=has_known_requests,
+            requests={} if has_known_requests else annotated_requests(pod.annotations),
         )
 
 
@@ -199,12 +216,18 @@ def _level(pod: PodView) -> api_pb2.KatalystLevel | None:
     qos = pod.katalyst
     if qos is None:
         return None
+    rate = qos.suppression_tolerance_rate
     return api_pb2.KatalystLevel(
         level=qos.level,
         pool=qos.pool,
         reason=qos.reason,
         problems=pod_problems(pod.labels, qos),
         is_refused=bool(qos.refusal),
+        suppression_tolerance_rate=rate if rate is not None and isfinite(rate) else None,
+        rss_overuse_threshold=qos.rss_overuse_threshold,
+        rss_overuse_problem=next(
+            (each.reason for each in qos.problems if each.place == RSS_OVERUSE_THRESHOLD), ""
+        ),
     )
 
 
@@ -292,6 +315,29 @@ def extended_amounts(annotations: Mapping[str, str]) -> Mapping[str, PodAmounts]
         name: PodAmounts(*(dict(_amounts(_member(entry, part))) for part in ("requests", "limits")))
         for name, entry in _member(specification, "containers").items()
     }
+
+
+def annotated_requests(annotations: Mapping[str, str]) -> dict[str, int]:
+    """What annotations say of a pod's requests as a whole; what cannot be read is left out.
+
+    Those of Katalyst's scheduler, `pod.kubernetes.io/pod-aggregated-requests`, and before them one named like
+    the resource, for each reclaimed resource.
+    """
+    found: dict[str, object] = {}
+    text = annotations.get(AGGREGATED_REQUESTS, "")
+    if text and len(text) <= MAX_ANNOTATION_LENGTH:
+        with suppress(InputError):
+            found |= mapping_of(json_value(text))
+    found |= {name: annotations[name] for name in _RECLAIMED if name in annotations}
+    amounts: dict[str, int] = {}
+    for name in ("cpu", "memory", *_RECLAIMED):
+        if name in found:
+            with suppress(InputError):
+                amounts[name] = quantity_of(name, found[name])
+    return amounts
+
+
+_RECLAIMED: Final = (RECLAIMED_MILLICPU, RECLAIMED_MEMORY)
 
 
 def _amounts(resources: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

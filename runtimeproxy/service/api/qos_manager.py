@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import plugin_report, plugin_status
 from runtimeproxy.service.api.values import timestamp
-from runtimeproxy.service.qos_manager import MANAGER, ManagerReport, State
+from runtimeproxy.service.qos_manager import MANAGER, ManagerReport, NodeResource, State
 
 if TYPE_CHECKING:
     from runtimeproxy.service.qos_manager import QosManagerWatch
@@ -36,7 +36,37 @@ def report_of(message: api_pb2.QosManagerReport) -> ManagerReport:
     )
     # Not later than now, and a time that a reader can show.
     started_s = min(max(message.started_at.seconds, 0), int(time.time()))
-    return ManagerReport(_line(message.version), message.pid, started_s, plugins)
+    return ManagerReport(
+        _line(message.version),
+        message.pid,
+        started_s,
+        plugins,
+        _line(message.metrics_source),
+        _line(message.metrics_problem),
+    )
+
+
+def node_resource_of(request: api_pb2.ReportQosManagerRequest) -> NodeResource | None:
+    """What a manager reports of the node; None: as before."""
+    if not request.HasField("node_resource"):
+        return None
+    given = request.node_resource
+    return NodeResource(given.json, tuple(map(_line, itertools.islice(given.problems, MOST_PLUGINS))))
+
+
+def node_resource(watch: QosManagerWatch) -> api_pb2.GetCustomNodeResourceResponse:
+    """What was reported of the node last."""
+    found, reason = watch.node_resource, ""
+    if not watch.is_heard:
+        reason = f"{MANAGER} does not run"
+    elif not found.json:
+        reason = "; ".join(found.problems) or f"{MANAGER} reports none: its plugin katalyst-reporter is off"
+    return api_pb2.GetCustomNodeResourceResponse(
+        report=api_pb2.NodeResourceReport(json=found.json, problems=found.problems),
+        reported_at=timestamp(found.wall_s),
+        is_current=not reason,
+        reason=reason,
+    )
 
 
 def _line(text: str) -> str:
@@ -63,6 +93,8 @@ def _message(report: ManagerReport) -> api_pb2.QosManagerReport:
         pid=report.pid,
         started_at=timestamp(report.started_s),
         plugins=map(plugin_status, report.plugins),
+        metrics_source=report.metrics_source,
+        metrics_problem=report.metrics_problem,
     )
 
 
@@ -80,3 +112,5 @@ def problems_of_manager(status: api_pb2.QosManagerStatus) -> Iterator[str]:
 def notes_of_manager(status: api_pb2.QosManagerStatus) -> Iterator[str]:
     if status.note and status.state != api_pb2.QosManagerStatus.STATE_MISSING:
         yield status.note
+    if status.report.metrics_problem and status.state == api_pb2.QosManagerStatus.STATE_RUNNING:
+        yield f"{MANAGER}: {status.report.metrics_problem}."

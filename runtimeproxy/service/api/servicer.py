@@ -15,6 +15,7 @@ from runtimeproxy.service.api.explain import Explainer
 from runtimeproxy.service.api.node import NodeFeed
 from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, PodMessages, UnknownPodError
+from runtimeproxy.service.api.qos_manager import node_resource
 from runtimeproxy.service.api.resctrl import resctrl_reading
 from runtimeproxy.service.api.simulate import LongSimulationError, Simulator
 from runtimeproxy.service.api.status import StatusReading, read_memory, status_of
@@ -101,6 +102,11 @@ class RuntimeProxyServicer:
         core = self.parts.core
         read = resctrl_reading(core.state, core.node, core.store)
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
+
+    async def GetCustomNodeResource(  # noqa: N802  # the method's name in the service
+        self, _request: api_pb2.GetCustomNodeResourceRequest, _context: Context
+    ) -> api_pb2.GetCustomNodeResourceResponse:
+        return node_resource(self.parts.qos_manager)
 
     async def WatchPods(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.WatchPodsRequest, context: Context

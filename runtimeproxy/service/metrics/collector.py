@@ -395,6 +395,14 @@ def _of_pools(pools: NodePools) -> Iterator[Sample]:
     if state is None:
         return
     yield Sample("cpu_pools_unplaced_pods", sum(bool(pod.problem) for pod in state.pods.values()))
+    yield Sample("cpu_pools_advised", bool(pools.advice.pools))
+    for name, advice in sorted(pools.advice.pools.items())[:_MOST_POOLS]:
+        if advice.required_cpus is not None:
+            yield Sample("cpu_pool_required_cpus", advice.required_cpus, (name,))
+        if advice.headroom_millicpu is not None:
+            yield Sample("cpu_pool_headroom_cores", advice.headroom_millicpu / 1_000, (name,))
+        if advice.headroom_bytes is not None:
+            yield Sample("cpu_pool_headroom_bytes", advice.headroom_bytes, (name,))
     sizes = {OTHER: [0, 0]}
     for number, (name, cpus, pods) in enumerate(pool_sizes(state)):
         # Pods name pools: their number has a bound here.
@@ -450,6 +458,8 @@ def _of_evictions(evictor: Evictor) -> Iterator[Sample]:
 
 def _of_qos_manager(watch: QosManagerWatch) -> Iterator[Sample]:
     yield Sample("qos_manager_up", watch.is_heard)
+    report = watch.report if watch.is_heard else None
+    yield Sample("qos_metrics_fallback", report is not None and bool(report.metrics_problem))
     found, failing = watch.last, {each.name for each in watch.failing()}
     missing = found.missing if found.state is State.MISSING else ()
     for name in GATES:

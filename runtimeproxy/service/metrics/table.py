@@ -193,6 +193,9 @@ _TABLE = {
     ),
     "claim_lapses_total": _counter("Leases that ended as no request renewed them", "owner"),
     "qos_manager_up": _gauge("1 while a QoS manager reports"),
+    "qos_metrics_fallback": _gauge(
+        "1 while a QoS manager reads from the kernel's files what Malachite is to give"
+    ),
     "qos_plugin_missing": _gauge(
         "1 for each plugin of the QoS manager that strategies ask for and nothing runs, unless koordlet"
         " does it, or `qosmanager.mode` is `none`",
@@ -248,6 +251,10 @@ _TABLE = {
     "cpu_owners_unsaved": _gauge("1 while the allocations of CPUs cannot be saved"),
     "cpu_pool_cpus": _gauge("CPUs of each of Katalyst's pools; `dedicated`: what pods have alone", "pool"),
     "cpu_pool_pods": _gauge("Pods in each of Katalyst's pools", "pool"),
+    "cpu_pool_required_cpus": _gauge("CPUs that a pool of `shared_cores` needs by an advisor", "pool"),
+    "cpu_pool_headroom_cores": _gauge("CPU that pods of `reclaimed_cores` can use by an advisor", "pool"),
+    "cpu_pool_headroom_bytes": _gauge("Memory that pods of `reclaimed_cores` can use by an advisor", "pool"),
+    "cpu_pools_advised": _gauge("1 while an advisor's claims count, 0 while sizes follow from requests"),
     "cpu_pools_off": _gauge("1 while there are no pools although the policy katalyst-pools is loaded"),
     "cpu_pools_unsaved": _gauge("1 while Katalyst's pools cannot be saved"),
     "cpu_pools_unwritten_pods": _gauge("Pods whose CPUs are not those of Katalyst's pools yet"),

@@ -162,6 +162,9 @@ class Kernel:
         violations: What a real kernel would have refused, in the files at the beginning of a step.
         system_cores: What programs use that are in none of these cgroups.
         used_cores: What all programs got in the last step.
+        load: How many tasks wanted a CPU in the last step, on average.
+        kswapd_pages: What kswapd reclaims in a second.
+        watermark_scale: `vm.watermark_scale_factor`.
         usage_us: CPU time of the node so far.
     """
 
@@ -189,13 +192,21 @@ class Kernel:
         self.violations: list[str] = []
         self.system_cores: OverTime = constant(0.0)
         self.used_cores = 0.0
+        self.load = 0.0
+        self.kswapd_pages: OverTime = constant(0.0)
+        self.watermark_scale = 10
+        self._kswapd_pages = 0.0
+        self._waited_ns = dict.fromkeys(self.cpus, 0.0)
         self.usage_us = 0.0
         self._texts: _Texts = _TextsInMemory(version)
         self._procfs: Path | None = None
         if folder is not None:
             self._texts = CgroupFiles(folder / "sys/fs/cgroup", version)
             self._procfs = folder / "proc"
-            self._procfs.mkdir(parents=True, exist_ok=True)
+            (self._procfs / "sys/vm").mkdir(parents=True, exist_ok=True)
+            self._numa_node = folder / "sys/devices/system/node/node0"
+            self._numa_node.mkdir(parents=True, exist_ok=True)
+            (self._numa_node / "meminfo").touch()
 
     def make(self, path: CgroupPath, workload: Workload | None = None) -> Cgroup:
         """Makes a cgroup, and those above it where they are missing."""
@@ -256,11 +267,17 @@ class Kernel:
             ]
         _share_out(leaves, allowed, self.cpus)
         for leaf in leaves:
+            for cpu in leaf.cpus:
+                self._waited_ns[cpu] += leaf.demand / len(leaf.cpus) * seconds * 1e9
+        self._kswapd_pages += self.kswapd_pages(self.now_s) * seconds
+        for leaf in leaves:
             self._account(leaf, seconds)
         for cgroup, cores in zip(bounded, allowed, strict=True):
             _throttle(cgroup, cores, seconds)
         top = [each for each in self.cgroups.values() if len(each.path) == 1]
-        self.used_cores = self.system_cores(self.now_s) + sum(each.used_cores for each in top)
+        system = self.system_cores(self.now_s)
+        self.used_cores = system + sum(each.used_cores for each in top)
+        self.load = system + sum(each.wanted_cores for each in top)
         self.usage_us += self.used_cores * seconds * 1_000_000
         if self._procfs is not None:
             for cgroup in self.cgroups.values():
@@ -363,6 +380,7 @@ class Kernel:
             stat = {"usage_usec": int(cgroup.usage_us), **stat}
             self._texts.write(cgroup.name, "memory.current", str(memory + cache))
             self._texts.write(cgroup.name, "memory.stat", _table({"anon": memory, **_pages(memory, cache)}))
+            self._texts.write(cgroup.name, "memory.numa_stat", f"anon N0={memory}\nfile N0={cache}\n")
         else:
             self._texts.write(cgroup.name, "cpuacct.usage", str(int(cgroup.usage_us) * 1_000))
             self._texts.write(cgroup.name, "memory.usage_in_bytes", str(memory + cache))
@@ -373,6 +391,7 @@ class Kernel:
     def _publish_node(self, procfs: Path, top: Iterable[Cgroup]) -> None:
         ticks = int(self.usage_us / 1_000_000 * _TICKS_PER_S)
         (procfs / "stat").write_text(f"cpu  {ticks} 0 0 0 0 0 0 0 0 0\n", encoding="ascii")
+        (procfs / "loadavg").write_text(f"{self.load:.2f} 0.00 0.00 1/1 1\n", encoding="ascii")
         memory = int(sum(each.memory_bytes for each in top))
         cache = int(sum(each.cache_bytes for each in top))
         amounts = {
@@ -383,6 +402,13 @@ class Kernel:
         }
         lines = "".join(f"{name}: {amount // 1_024} kB\n" for name, amount in amounts.items())
         (procfs / "meminfo").write_text(lines, encoding="ascii")
+        used = (memory + cache) // 1_024
+        (self._numa_node / "meminfo").write_text(f"Node 0 MemUsed: {used} kB\n", encoding="ascii")
+        (procfs / "vmstat").write_text(f"pgsteal_kswapd {int(self._kswapd_pages)}\n", encoding="ascii")
+        (procfs / "sys/vm/watermark_scale_factor").write_text(f"{self.watermark_scale}\n", encoding="ascii")
+        # All that tasks want of a CPU stands for time in which they wait for it.
+        waited = (f"cpu{cpu} 0 0 0 0 0 0 0 {int(ns)} 0\n" for cpu, ns in sorted(self._waited_ns.items()))
+        (procfs / "schedstat").write_text("".join(("version 15\n", *waited)), encoding="ascii")
 
 
 def _pages(memory: int, cache: int) -> dict[str, int]:

@@ -36,6 +36,7 @@ from runtimeproxy.qosmanager.snapshot import (
     Container,
     Cpu,
     HostApplication,
+    KatalystTraits,
     Level,
     Metric,
     Metrics,
@@ -103,6 +104,7 @@ class SimulatedPod:
     """CPUs of its own."""
     cpu_burst: PodCpuBurst = field(default_factory=PodCpuBurst)
     eviction: PodEviction = field(default_factory=PodEviction)
+    katalyst: KatalystTraits | None = None
 
 
 class NodeSampler(Metrics, Protocol):
@@ -163,6 +165,7 @@ class SimulatedNode:
         memory_bytes: int = 64 << 30,
         plugins: Iterable[manager.AnyPlugin] = (),
         gates: Mapping[str, bool] | None = None,
+        options: Mapping[str, Any] | None = None,
         dry_run: Collection[str] = (),
         version: Literal[1, 2] = 2,
         folder: Path | None = None,
@@ -174,6 +177,7 @@ class SimulatedNode:
             memory_bytes: of the node.
             plugins: in the order in which they decide.
             gates: feature gates that differ from the defaults.
+            options: of plugins, by name, where they are not the defaults.
             dry_run: names of plugins whose decisions are computed only.
             version: of the cgroup files.
             folder: stands for `/`, see `Kernel`; None: the files are in memory, which is faster.
@@ -186,6 +190,7 @@ class SimulatedNode:
             cgroup_version=version,
             features=frozenset({"burst"}),
             qos_cgroups={qos: "/" + "/".join(path) for qos, path in CLASS_PATHS.items()},
+            memory_bytes={0: memory_bytes},
         )
         self.strategies = Strategies()
         self.policies: dict[Key, tuple[algebra.Claim, ...]] = {}
@@ -197,7 +202,8 @@ class SimulatedNode:
         self._watched: dict[str, Callable[[], float]] = {}
         self._dry_run = frozenset(dry_run)
         self._gates = {**FEATURE_GATES, **(gates or {})}
-        self._runs = [_PluginRun(each, self._gates) for each in plugins]
+        own = options or {}
+        self._runs = [_PluginRun(each, self._gates, own.get(each.name)) for each in plugins]
         self._needs = frozenset(need for run in self._runs for need in run.plugin.needs)
         longest_s = max((need.longest_s for need in self._needs), default=10.0)
         self._samples = _Samples(self.kernel, longest_s)
@@ -249,6 +255,7 @@ class SimulatedNode:
             cpu_burst=pod.cpu_burst,
             eviction=pod.eviction,
             created_s=self.now_s,
+            katalyst=pod.katalyst,
         )
         self._weigh_burstable()
         self._resolved = None
@@ -457,10 +464,16 @@ def _quota(millicores: int) -> int:
 class _PluginRun:
     """A plugin with its state, as the framework runs it."""
 
-    def __init__(self, plugin: manager.AnyPlugin, gates: Mapping[str, bool]) -> None:
+    def __init__(
+        self,
+        plugin: manager.AnyPlugin,
+        gates: Mapping[str, bool],
+        options: Any,  # noqa: ANN401 - of the plugin's own type
+    ) -> None:
         self.plugin = plugin
         self._is_on = not plugin.gates or any(gates.get(gate, False) for gate in plugin.gates)
-        options = plugin.options_type() if plugin.options_type is not None else None
+        if options is None and plugin.options_type is not None:
+            options = plugin.options_type()
         self._context = manager.PluginContext(gates=gates, options=options)
         self._state: Any = None
         self._has_state = False
@@ -509,6 +522,7 @@ class _Samples(Metrics):
                 cache += cgroup.cache_bytes
         self._counters = counters
         self._add(NODE_CGROUP, Metric.CPU_USAGE, self._kernel.used_cores)
+        self._add(NODE_CGROUP, Metric.CPU_LOAD, self._kernel.load)
         self._add(NODE_CGROUP, Metric.MEMORY_USAGE, memory)
         self._add(NODE_CGROUP, Metric.MEMORY_WITH_CACHE, memory + cache)
 

@@ -89,12 +89,25 @@ def plugin_fails(scene: Scene) -> ProxyProcess:
     plugin = api_pb2.QosPluginStatus(
         name="cpu-suppress", mode=api_pb2.MODE_ENFORCE, is_wanted=True, problem="it still hangs"
     )
-    report = api_pb2.QosManagerReport(version="1", pid=7, plugins=[plugin])
+    report_to(daemon, api_pb2.QosManagerReport(version="1", pid=7, plugins=[plugin]))
+    scene.wait_for(daemon, "qos_plugin_failing", plugin="cpu-suppress")
+    return daemon
+
+
+def malachite_is_away(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    problem = (
+        "2 of 2 groups of values are read from the kernel's files: Malachite at http://localhost:9002: away"
+    )
+    report_to(daemon, api_pb2.QosManagerReport(version="1", pid=7, metrics_problem=problem))
+    scene.wait_for(daemon, "qos_metrics_fallback")
+    return daemon
+
+
+def report_to(daemon: ProxyProcess, report: api_pb2.QosManagerReport) -> None:
     with admin_of(daemon) as admin:
         request = api_pb2.ReportQosManagerRequest(report=report)
         admin.ReportQosManager(request, timeout=30, wait_for_ready=True)
-    scene.wait_for(daemon, "qos_plugin_failing", plugin="cpu-suppress")
-    return daemon
 
 
 def restart(scene: Scene) -> ProxyProcess:
@@ -184,6 +197,7 @@ ROWS: Final = {
         manager_is_missing, lambda s: "systemctl start koord-qos-manager" in str(s.problems)
     ),
     "a plugin of a running QoS manager": Row(plugin_fails, lambda s: "it still hangs" in str(s.problems)),
+    "Malachite is away": Row(malachite_is_away, lambda s: "kernel's files: Malachite at" in str(s.notes)),
     "no request has renewed": Row(
         lapse, lambda status: owner_of(status).state == api_pb2.ClaimOwner.STATE_HELD
     ),

@@ -12,15 +12,20 @@ import pytest
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, find_mounts
 from runtimeproxy.qosmanager.plugin import Need
+from runtimeproxy.qosmanager.samples.kernel_files import cgroup_sources
+from runtimeproxy.qosmanager.samples.malachite_answers import Reading, cgroup_readings
 from runtimeproxy.qosmanager.samples.reader import Loss
 from runtimeproxy.qosmanager.samples.sampler import Sampler
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Window
 from tests.lab.programs import need_controllers_of_v1
+from tests.qosmanager.samples.malachite_server import Files
 
 CONTROLLERS = ("cpu", "cpuacct", "memory")
 NEEDS = [Need(level, metric, 30) for level in (Level.NODE, Level.POD) for metric in Metric]
 WORK = "import sys\npages = bytearray(32 << 20)\nprint(flush=True)\nwhile True: pass"
 DEADLINE_S = 60.0
+MALACHITES = (Metric.CPU_USAGE, Metric.CPU_THROTTLED, Metric.MEMORY_WITH_CACHE, Metric.MEMORY_NUMA)
+"""Of version 1."""
 
 pytestmark = pytest.mark.slow
 
@@ -110,3 +115,38 @@ def test_cycles_are_counted_or_it_is_said_why_not(pod: str) -> None:
             time.sleep(0.05)
     assert bool(sampler.cycles_problem) != (window is not None)
     sampler.close()
+
+
+def test_malachite_and_the_files_have_the_same_numbers(pod: str) -> None:
+    (DEFAULT_ROOT / "cpu" / pod[1:] / "cpu.cfs_quota_us").write_text("10000")
+    mounts = find_mounts()
+    groups = {each.metrics[0]: each for each in cgroup_sources(mounts) if each.metrics[0] in MALACHITES}
+    sampler = Sampler(mounts, most_cpus=os.cpu_count() or 1)
+    with working(pod):
+        passes_until(sampler, pod, Metric.CPU_THROTTLED, lambda window: window.last > 0.1)
+        passes_until(sampler, pod, Metric.MEMORY_USAGE, lambda window: window.last > 32 << 20)
+
+        def of_files(metric: Metric) -> tuple[int, ...]:
+            files = groups[metric].files
+            return groups[metric].decode(
+                [(mounts[name].folder / pod[1:] / file).read_bytes() for name, file in files]
+            )
+
+        before = {metric: of_files(metric) for metric in groups}
+        numa_nodes = len(before[Metric.MEMORY_NUMA])
+        document = Files(mounts).cgroup(pod, 1)
+        found = cgroup_readings(document, pod, dict.fromkeys(groups, 1), numa_nodes)
+        after = {metric: of_files(metric) for metric in groups}
+    sampler.close()
+    for metric in (Metric.CPU_USAGE, Metric.CPU_THROTTLED):
+        reading = found[metric]
+        assert isinstance(reading, Reading), reading
+        between = zip(before[metric], reading.numbers, after[metric], strict=True)
+        assert all(first <= number <= last for first, number, last in between)
+        assert reading.numbers[0] > 0
+    for metric in (Metric.MEMORY_WITH_CACHE, Metric.MEMORY_NUMA):
+        reading = found[metric]
+        assert isinstance(reading, Reading), reading
+        # The kernel counts pages in batches of each CPU.
+        assert reading.numbers == pytest.approx(after[metric], abs=4 << 20)
+        assert max(reading.numbers) > 32 << 20

@@ -22,6 +22,8 @@ from runtimeproxy.qosmanager.samples.kernel_files import (
     cgroup_sources,
     decode_cpu_stat_v1,
     decode_cpu_stat_v2,
+    decode_kswapd,
+    decode_loadavg,
     decode_meminfo,
     decode_memory_stat_v1,
     decode_memory_stat_v2,
@@ -30,11 +32,21 @@ from runtimeproxy.qosmanager.samples.kernel_files import (
     decode_numa_stat_v2,
     decode_pressure,
     decode_proc_stat,
+    decode_schedstat,
     node_sources,
     throttled_share,
 )
 from runtimeproxy.qosmanager.snapshot import Metric
 
+NOT_IN_FILES_OF_CGROUPS = {
+    *(Metric.CYCLES_PER_INSTRUCTION, Metric.CPU_LOAD, Metric.CPU_RUNNABLE, Metric.KSWAPD_STEAL),
+    *(Metric.MEMORY_FREE, Metric.MEMORY_TOTAL, Metric.WATERMARK_SCALE),
+}
+VMSTAT = b"nr_free_pages 7\npgsteal_kswapd 12\npgsteal_direct 3\n"
+SCHEDSTAT = (
+    b"version 15\ntimestamp 4295\ncpu0 0 0 0 0 0 0 500 70 9\ndomain0 3 0 0 0 0 0 0 0 0 0\n"
+    b"cpu2 0 0 0 0 0 0 600 80 9\n"
+)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 CPU_V1 = b"nr_periods 20\nnr_throttled 5\nthrottled_time 700\nnr_bursts 0\nburst_time 0\n"
 CPU_V2 = b"usage_usec 900\nuser_usec 600\nsystem_usec 300\nnr_periods 20\nnr_throttled 5\nthrottled_usec 7\n"
@@ -78,6 +90,10 @@ Decoder = Callable[[Sequence[bytes]], Numbers]
         (decode_pressure, [PRESSURE], (400, 100)),
         (decode_pressure, [PRESSURE.partition(b"full")[0]], (400,)),
         (decode_proc_stat, [STAT], (10 + 20 + 30 + 6 + 7,)),
+        (decode_loadavg, [b"0.20 0.18 0.12 1/80 11206\n"], (20,)),
+        (decode_loadavg, [b"123.45 0.18 0.12 1/80 11206\n"], (12_345,)),
+        (decode_kswapd, [VMSTAT], (12,)),
+        (decode_schedstat, [SCHEDSTAT], (500, 70, 0, 0, 600, 80)),
         (decode_meminfo, [MEMINFO], (1000 * 1024, 300 * 1024, 600 * 1024, 100 * 1024)),
         (decode_numa_meminfo, [NODE0, NODE0.replace(b"700", b"1")], (700 * 1024, 1024)),
     ],
@@ -107,6 +123,10 @@ def test_contents(decode: Decoder, contents: Sequence[bytes], expected: Numbers)
         (decode_pressure, [PRESSURE[:30]]),
         (decode_proc_stat, [b"cpu 1 2 3\n"]),
         (decode_proc_stat, [b"intr 1 2 3 4 5 6 7 8 9\n"]),
+        (decode_loadavg, [b"1 2 3 1/80 11206\n"]),
+        (decode_loadavg, [b"-1.00 2 3 1/80 11206\n"]),
+        (decode_kswapd, [b"pgsteal_direct 3\n"]),
+        (decode_schedstat, [b"version 15\ncpu0 1 2 3\n"]),
         (decode_meminfo, [MEMINFO.replace(b"MemAvailable", b"MemUsable")]),
         (decode_numa_meminfo, [b""]),
     ],
@@ -144,7 +164,18 @@ EVERY_SOURCE = [
 WORDS = st.sampled_from(
     [
         *(
-            CPU_V1 + CPU_V2 + MEMORY_V1 + MEMORY_V2 + NUMA_V1 + NUMA_V2 + PRESSURE + STAT + MEMINFO + NODE0
+            CPU_V1
+            + CPU_V2
+            + MEMORY_V1
+            + MEMORY_V2
+            + NUMA_V1
+            + NUMA_V2
+            + PRESSURE
+            + STAT
+            + MEMINFO
+            + NODE0
+            + VMSTAT
+            + SCHEDSTAT
         ).split(),
         b"\n",
         b" ",
@@ -177,6 +208,14 @@ def source_of(sources: Sequence[FileGroup], metric: Metric) -> FileGroup:
         (source_of(PRESSURE_SOURCES[2], Metric.IO_PRESSURE), (500_000, 100_000), 1.0, (0.5, 0.1)),
         (source_of(PRESSURE_SOURCES[2], Metric.CPU_PRESSURE), (1_200_000,), 1.0, (1.0,)),
         (source_of(node_sources([]), Metric.CPU_USAGE), (3 * os.sysconf("SC_CLK_TCK"),), 2.0, (1.5,)),
+        (source_of(node_sources([]), Metric.KSWAPD_STEAL), (9_000,), 2.0, (4_500.0,)),
+        # A CPU runs one task half of the time, and on the average one and a half wait; the other one is idle.
+        (
+            source_of(node_sources([]), Metric.CPU_RUNNABLE),
+            (1_000_000_000, 3_000_000_000, 0, 0),
+            2.0,
+            (2.0, 0.0),
+        ),
     ],
 )
 def test_counters(source: FileGroup, growth: Numbers, elapsed_s: float, expected: Values) -> None:
@@ -190,7 +229,11 @@ def test_counters(source: FileGroup, growth: Numbers, elapsed_s: float, expected
         (source_of(MEMORY_SOURCES[1], Metric.MEMORY_USAGE), (100, 5, 33), (100.0, 95.0, 33.0)),
         (source_of(MEMORY_SOURCES[2], Metric.MEMORY_USAGE), (4, 5, 33), (4.0, 0.0, 33.0)),
         (source_of(MEMORY_SOURCES[2], Metric.MEMORY_NUMA), (4, 5), (4.0, 5.0)),
-        (source_of(node_sources([]), Metric.MEMORY_USAGE), (1000, 300, 600, 100), (700.0, 600.0, 400.0)),
+        (
+            source_of(node_sources([]), Metric.MEMORY_USAGE),
+            (1000, 300, 600, 100),
+            (700.0, 600.0, 400.0, 300.0, 1000.0),
+        ),
     ],
 )
 def test_gauges(source: FileGroup, numbers: Numbers, expected: Values) -> None:
@@ -220,8 +263,8 @@ def test_what_cannot_be() -> None:
             {"memory": 2},
             {Metric.MEMORY_WITH_CACHE, Metric.MEMORY_USAGE, Metric.MEMORY_WORKING_SET, Metric.MEMORY_NUMA},
         ),
-        ({"cpu": 1, "cpuacct": 1, "memory": 1}, set(Metric) - {Metric.CYCLES_PER_INSTRUCTION}),
-        ({"cpu": 2, "memory": 2}, set(Metric) - {Metric.CYCLES_PER_INSTRUCTION}),
+        ({"cpu": 1, "cpuacct": 1, "memory": 1}, set(Metric) - NOT_IN_FILES_OF_CGROUPS),
+        ({"cpu": 2, "memory": 2}, set(Metric) - NOT_IN_FILES_OF_CGROUPS),
     ],
 )
 def test_sources_of_the_mounts(versions: dict[str, int], metrics: set[Metric]) -> None:

@@ -85,6 +85,7 @@ def test_the_node(tree: Tree) -> None:
     assert last(tree, Metric.MEMORY_WITH_CACHE, NODE_CGROUP) == 1 << 30
     assert last(tree, Metric.MEMORY_USAGE, NODE_CGROUP) == 1 << 29
     assert last(tree, Metric.MEMORY_WORKING_SET, NODE_CGROUP) == 1 << 29
+    assert last(tree, Metric.CPU_LOAD, NODE_CGROUP) == pytest.approx(2.0)
     assert last(tree, Metric.IO_PRESSURE, NODE_CGROUP) == pytest.approx(0.1)
     windows = tree.sampler.numa_windows(NODE_CGROUP, 1.0)
     assert {node: window.last for node, window in windows.items()} == {0: 0, 1: 1 << 30}
@@ -97,7 +98,7 @@ def test_what_is_needed_in_each_pass_and_the_rest_in_turns(tree: Tree) -> None:
     reports = [tree.tick(CPU) for _ in range(REST_PASSES)]
     # What is not needed of 3 of the 30 pods, or of 4 with the node, whose CPU usage is not needed either.
     per_pod = 6 if tree.version == 1 else 5
-    assert {report.files for report in reports} == {30 + 3 * per_pod, 30 + 3 * per_pod + 6}
+    assert {report.files for report in reports} == {30 + 3 * per_pod, 30 + 3 * per_pod + 7}
     assert sources in {report.files for report in reports}
     assert not any(report.losses for report in reports)
     windows = [

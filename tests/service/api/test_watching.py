@@ -18,11 +18,18 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditRing
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.katalyst.levels import AGGREGATED_REQUESTS, RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.service.api.audit_feed import AuditFeed, entry_message, matches
 from runtimeproxy.service.api.pod_feed import PodFeed
-from runtimeproxy.service.api.pods import PodAmounts, PodMessages, amounts_of, extended_amounts
+from runtimeproxy.service.api.pods import (
+    PodAmounts,
+    PodMessages,
+    amounts_of,
+    annotated_requests,
+    extended_amounts,
+)
 from runtimeproxy.service.api.watching import (
     SLOW_S,
     SlowWatcherError,
@@ -245,6 +252,27 @@ def test_batch_and_mid_resources_of_an_annotation() -> None:
         "main": ({"kubernetes.io/batch-cpu": 1000, "kubernetes.io/mid-memory": 2}, {}),
         "none": ({}, {}),
     }
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({}, {}),
+        (
+            {AGGREGATED_REQUESTS: '{"cpu": "1500m", "memory": "1Gi", "other": 1}'},
+            {"cpu": 1_500, "memory": 1 << 30},
+        ),
+        ({AGGREGATED_REQUESTS: "no JSON", RECLAIMED_MILLICPU: "2000"}, {RECLAIMED_MILLICPU: 2_000}),
+        ({AGGREGATED_REQUESTS: '{"memory": -1, "cpu": []}', RECLAIMED_MEMORY: "-5"}, {}),
+        (
+            {AGGREGATED_REQUESTS: json.dumps({RECLAIMED_MEMORY: 7}), RECLAIMED_MEMORY: "2Ki"},
+            {RECLAIMED_MEMORY: 2_048},
+        ),
+        ({AGGREGATED_REQUESTS: "[" * 20_000, RECLAIMED_MILLICPU: "x" * 99}, {}),
+    ],
+)
+def test_requests_that_annotations_tell(annotations: dict[str, str], expected: dict[str, int]) -> None:
+    assert annotated_requests(annotations) == expected
 
 
 def test_a_pod_has_the_cpus_that_the_scheduler_gave_it(own_api: Any, client: CriClient) -> None:

@@ -1,0 +1,121 @@
+"""What counts of an advisor's claims on Katalyst's pools. Pure.
+
+An advisor is outside of this process: what it says is bounded here, and what cannot be has no effect, with
+the reason. Without its claims, pools have the sizes of their requests.
+
+Source: katalyst-core pkg/agent/qrm-plugins/cpu/dynamicpolicy/policy_advisor_handler.go, which refuses advice
+that does not fit the pools as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from runtimeproxy.katalyst.pools import NO_CPUS, NUMA_INFIX, RECLAIM, AdvisedSizes, PoolState, is_shared_pool
+from runtimeproxy.katalyst.transition import NOTHING, AdvisedPool
+from runtimeproxy.vocabulary import MOST_BYTES, POOL_RANGES, PoolField
+
+_OF_SHARED: Final = frozenset({PoolField.REQUIRED_CPUS, PoolField.OVERLAP_CPUS})
+
+
+class PoolClaim(NamedTuple):
+    """One value that an advisor claims of a pool."""
+
+    pool: str
+    field: PoolField
+    value: int
+    owner: str = ""
+    reason: str = ""
+
+
+class CountedAdvice(NamedTuple):
+    """What counts of all claims."""
+
+    pools: Mapping[str, AdvisedPool] = NOTHING
+    """By name."""
+    problems: tuple[str, ...] = ()
+    """What of the claims has no effect, or less, and why."""
+
+    def sizes(self, state: PoolState) -> AdvisedSizes | None:
+        """The part that the sizes of pools follow from; None: they follow from requests."""
+        required = {name: each.required_cpus for name, each in self.pools.items() if each.required_cpus}
+        overlap = {
+            name: each.overlap_cpus
+            for name, each in self.pools.items()
+            if each.overlap_cpus is not None and state.settings.overlap
+        }
+        return AdvisedSizes(required, overlap=overlap) if required or overlap else None
+
+
+def target_problem(state: PoolState, pool: str, field: str) -> str:
+    """Return why a pool has no such value now; empty if it has."""
+    if field in _OF_SHARED:
+        if pool in state.pools and is_shared_pool(pool):
+            return ""
+        there = ", ".join(sorted(filter(is_shared_pool, state.pools))) or "none"
+        return f"there is no pool {pool[:64]} of shared_cores; there are: {there}"
+    name, infix, number = pool.rpartition(NUMA_INFIX)
+    if pool == RECLAIM:
+        return ""
+    if infix and name == RECLAIM and number.isdecimal() and int(number) in state.topology.by_numa:
+        return ""
+    return f"only {RECLAIM} and {RECLAIM}{NUMA_INFIX}<number> of a NUMA node have a headroom, not {pool[:64]}"
+
+
+def counted(state: PoolState, claims: Iterable[PoolClaim]) -> CountedAdvice:
+    """Return what counts of claims: those of later ones for the same value.
+
+    A value that is larger than the node is that of the node. Claims on pools that are gone are left out.
+    """
+    pools: dict[str, AdvisedPool] = {}
+    problems: list[str] = []
+    found = sorted({(each.pool, each.field): each for each in claims}.values())
+    for each in found:
+        if target_problem(state, each.pool, each.field):
+            continue
+        least, most = POOL_RANGES[each.field]
+        value = min(max(each.value, least), most, _most_of(state, each))
+        if value != each.value:
+            problems.append(
+                f"{each.field} of pool {each.pool} by {each.owner} is {each.value}, the node has {value}"
+            )
+        before = pools.get(each.pool, AdvisedPool(owner=each.owner, reason=each.reason))
+        pools[each.pool] = _with_value(before, each.field, value)
+    if any(each.required_cpus for each in pools.values()) and not has_effect(state):
+        problems.append(
+            "sizes by an advisor need enable_reclaim or overlap: without, shared_cores have all CPUs"
+        )
+    return CountedAdvice(MappingProxyType(pools), tuple(problems))
+
+
+def _with_value(before: AdvisedPool, field: PoolField, value: int) -> AdvisedPool:
+    match field:
+        case PoolField.REQUIRED_CPUS:
+            return before._replace(required_cpus=value)
+        case PoolField.OVERLAP_CPUS:
+            return before._replace(overlap_cpus=value)
+        case PoolField.HEADROOM_MILLICPU:
+            return before._replace(headroom_millicpu=value)
+        case PoolField.HEADROOM_BYTES:
+            return before._replace(headroom_bytes=value)
+
+
+def has_effect(state: PoolState) -> bool:
+    """Return whether what pools of `shared_cores` need changes their sizes."""
+    return state.settings.enable_reclaim or state.settings.overlap
+
+
+def _most_of(state: PoolState, claim: PoolClaim) -> int:
+    """Return what a pool can have at most of a value."""
+    topology = state.topology
+    _, infix, number = claim.pool.rpartition(NUMA_INFIX)
+    numa_nodes = (int(number),) if infix and number.isdecimal() else tuple(topology.by_numa)
+    if claim.field is PoolField.HEADROOM_BYTES:
+        sizes = [topology.memory_bytes[node] for node in numa_nodes if node in topology.memory_bytes]
+        return sum(sizes) if sizes else MOST_BYTES
+    if claim.field is PoolField.OVERLAP_CPUS:
+        return len(state.pools.get(claim.pool, NO_CPUS))
+    cpus = len(topology.cpus_of(numa_nodes) - state.reserved)
+    return 1_000 * cpus if claim.field is PoolField.HEADROOM_MILLICPU else max(1, cpus)

@@ -1,0 +1,1 @@
+"""The arithmetic of the advisor: how many CPUs pools need, and what is left for `reclaimed_cores`."""
