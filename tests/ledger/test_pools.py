@@ -27,7 +27,7 @@ from runtimeproxy.katalyst.levels import (
     katalyst_qos,
 )
 from runtimeproxy.katalyst.pools import PoolPod, PoolSettings, problems
-from runtimeproxy.katalyst.transition import CpuPools
+from runtimeproxy.katalyst.transition import PlacedPools
 from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pod_facts, pools_file
 from runtimeproxy.node.snapshot import Cpu, InputState, KubeletFacts, Node
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -70,7 +70,7 @@ class Site:
     async def restore(self) -> None:
         """All of the node is known."""
 
-    def place(self, pools: CpuPools | None, state: InputState) -> None:
+    def place(self, pools: PlacedPools | None, state: InputState) -> None:
         self._shown.set()
 
     async def write(self, uids: Collection[str]) -> frozenset[str]:

@@ -13,7 +13,7 @@ import pytest
 from runtimeproxy.hooks.views import PodView, Resources
 from runtimeproxy.katalyst.levels import QOS_LEVEL, LevelRules, QosLevel, Vocabulary
 from runtimeproxy.katalyst.pools import PoolSettings
-from runtimeproxy.katalyst.transition import CpuPools
+from runtimeproxy.katalyst.transition import PlacedPools
 from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pod_qos, pools_file
 from runtimeproxy.node.snapshot import Cpu, InputState, KubeletFacts, Node
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -34,7 +34,7 @@ class OfNode:
     async def restore(self) -> None:
         """All is there."""
 
-    def place(self, pools: CpuPools | None, state: InputState) -> None:
+    def place(self, pools: PlacedPools | None, state: InputState) -> None:
         """Nothing reads it."""
 
 
