@@ -6,6 +6,7 @@ Source: katalyst-core pkg/agent/evictionmanager/plugin/memory/rss_overuse.go.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
@@ -17,9 +18,10 @@ from runtimeproxy.qosmanager.conditions import (
     ConditionState,
     LookResult,
     MetThreshold,
+    Setting,
     Victim,
+    fresh_value,
     known_request,
-    left_out,
     may_go,
 )
 from runtimeproxy.qosmanager.eviction import Allowance, EvictOptions
@@ -58,20 +60,23 @@ class KatalystRssOveruse(ConditionPlugin[ConditionState]):
     name: ClassVar[str] = "katalyst-rss-overuse"
     options_type: ClassVar[type[Any] | None] = RssOptions
     state_type = ConditionState
+    settings: ClassVar[Mapping[str, Setting]] = {
+        "memory_pressure_eviction_config.rss_overuse_rate_threshold": Setting("threshold"),
+    }
     needs: ClassVar[frozenset[Need]] = frozenset({Need(Level.POD, Metric.MEMORY_USAGE, FRESH_S)})
 
     def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> LookResult[ConditionState]:
         options = state.options
         assert isinstance(options, RssOptions)  # noqa: S101 - see `options_type`
         victims: list[tuple[float, Victim]] = []
-        skipped: dict[str, list[str]] = {}
+        skipped: dict[str, list[Pod]] = {}
         for pod in snapshot.pods:
             if pod.katalyst is None or not pod.containers:
                 continue
-            rss = snapshot.metrics.last(pod.cgroup, Metric.MEMORY_USAGE, FRESH_S)
+            rss = fresh_value(snapshot, pod.cgroup, Metric.MEMORY_USAGE)
             reason = skip_reason(pod) or ("" if rss is not None else "there is no fresh sample")
             if reason or rss is None:
-                skipped.setdefault(reason, []).append(pod.full_name)
+                skipped.setdefault(reason, []).append(pod)
                 continue
             request, own = known_request(pod, _MEMORY) or 0, pod.katalyst.rss_overuse_threshold
             threshold = options.threshold if own is None else own
@@ -79,9 +84,9 @@ class KatalystRssOveruse(ConditionPlugin[ConditionState]):
                 text = f"{rss / _MIB:.0f} MiB used, above {threshold:g} times {request / _MIB:.0f} requested"
                 victims.append((rss / request, Victim(pod, text)))
         victims.sort(key=lambda each: (-each[0], each[1].pod.uid))
-        notes = [text for reason, names in skipped.items() for text in left_out(names, reason)]
         if not victims:
-            return LookResult(state, (), notes)
+            return LookResult(state, (), (), skipped)
         arithmetic = f"pods above their threshold: {len(victims)}"
         pods = [victim for _, victim in victims]
-        return LookResult(state, (MetThreshold("RSS", arithmetic, pods, most=len(pods)),), notes)
+        finding = MetThreshold("RSS", arithmetic, pods, most=len(pods))
+        return LookResult(state, (finding,), (), skipped)

@@ -133,6 +133,7 @@ class Explainer:
         leased: Claims of owners outside of this process.
         executor: Threads for files.
         nri: Knows what the runtime drops of its plugin's replies; None in other modes.
+        left_out: By a pod's uid: which plugins of the QoS manager leave it out, and why.
     """
 
     def __init__(
@@ -142,8 +143,10 @@ class Explainer:
         leased: LeasedClaims,
         executor: Executor,
         nri: NriState | None = None,
+        left_out: Callable[[str], Iterable[str]] = lambda _uid: (),
     ) -> None:
         self._nri = nri
+        self._left_out_notes = left_out
         self._messages = messages
         self._inventory = messages.inventory
         self._ledger = messages.ledger
@@ -193,7 +196,7 @@ class Explainer:
             targets=targets,
             strategies=strategies,
             problems=(*errors, *left_out, *map(str, names.misspelled)),
-            notes=map(str, names.others),
+            notes=(*map(str, names.others), *self._left_out_notes(pod.uid)),
             time=timestamp(time.time()),
             is_skipped=label is not None and pod.labels.get(label[0]) == label[1],
         )
