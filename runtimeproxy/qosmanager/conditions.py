@@ -179,6 +179,10 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
             paths = ", ".join(PATHS[path] for path in of_plugin(self.name).switches)
             reason = f"switched off by {paths} of {snapshot.node.eviction_target}"
             return Decision(self.begun_anew(replace(state, ran_s=now_s)), explanation=reason)
+        if snapshot.node.is_eviction_unknown:
+            # Its thresholds may be far above those of this node's file.
+            reason = "waits until it is known which AdminQoSConfiguration applies"
+            return Decision(self.begun_anew(replace(state, ran_s=now_s)), explanation=reason)
         changed = self.set_options(config, state.configured)
         state = replace(state, options=replace(state.configured, **changed), ran_s=now_s)  # type: ignore[arg-type]
         free = allowance(state, now_s)

@@ -144,8 +144,10 @@ def _quota_us(message: api_pb2.Container) -> int | None:
 def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[str, ...]]:
     """The node, its strategies, and the problems with them."""
     system = next((pool for pool in message.pools if pool.name == "system"), None)
-    set_values = {_EVICTION[each.path]: each.value for each in message.strategies if each.path in _EVICTION}
-    eviction, eviction_problems = strategy_of(EvictionConfig, "", set_values)
+    of_target = [each for each in message.strategies if each.path in _EVICTION]
+    eviction_target = next((each.provenance.strategy for each in of_target), "")
+    texts = {_EVICTION[each.path]: each.value for each in of_target}
+    eviction, eviction_problems = strategy_of(EvictionConfig, "", texts)
     node = Node(
         cpus=tuple(map(_cpu, (cpu for cpu in message.cpus if cpu.is_online))),
         capacity=dict(message.capacity),
@@ -174,8 +176,10 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
         memory_bytes=dict(message.memory_bytes),
         cpu_pools=_cpu_pools(message) if message.HasField("katalyst_pool_settings") else None,
         eviction=eviction,
-        eviction_target=next(
-            (each.provenance.strategy for each in message.strategies if each.path in _EVICTION), ""
+        eviction_target=eviction_target,
+        is_eviction_unknown=any(
+            each.name == _KATALYST and each.state == api_pb2.NodeInput.STATE_UNKNOWN
+            for each in message.inputs
         ),
     )
     fields = {each.path: each.value for each in message.plugin_strategies}
@@ -194,6 +198,8 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
 
 _EVICTION: Final = {shown: f".{path}" for path, shown in PATHS.items()}
 """Of Katalyst's dynamic configuration, by their paths there."""
+_KATALYST: Final = "katalyst"
+"""The name of that input of the daemon's."""
 
 
 def _cpu_pools(message: api_pb2.GetNodeResponse) -> CpuPools:

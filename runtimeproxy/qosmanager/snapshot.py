@@ -258,6 +258,8 @@ class Node:
     """What Katalyst's dynamic configuration says of evictions."""
     eviction_target: str = ""
     """The target that says so; empty: none."""
+    is_eviction_unknown: bool = False
+    """Whether there may be such a target that the daemon does not know yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

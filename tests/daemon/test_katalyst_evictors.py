@@ -87,9 +87,22 @@ class Cluster:
         self.site.files.write(cgroup, "memory.stat", stat)
 
     def configure(self, evictions: Mapping[str, Any]) -> None:
-        self.site.daemon.objects_folder.mkdir(exist_ok=True)
-        file = self.site.daemon.objects_folder / "katalyst.json"
-        file.write_text(json.dumps(target("gold", config={"evictionConfig": evictions})))
+        """Replaces the target, and waits until the daemon has it."""
+        folder = self.site.daemon.objects_folder
+        folder.mkdir(exist_ok=True)
+        draft = folder.parent / "target.json"
+        draft.write_text(json.dumps(target("gold", config={"evictionConfig": evictions})))
+        before = self._version
+        draft.replace(folder / "katalyst.json")
+        wait_until(lambda: self._version != before, "the target", PATIENT_S)
+
+    @property
+    def _version(self) -> str:
+        """Of the target that applies."""
+        with CriClient(self.site.daemon.socket) as client:
+            api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+            node = api.GetNode(api_pb2.GetNodeRequest(), timeout=CALL_TIMEOUT_S, wait_for_ready=True)
+        return next((each.version for each in node.katalyst_targets if each.is_applied), "")
 
     def audit(self, api: Any) -> dict[tuple[str, str], api_pb2.AuditEntry]:
         """What was decided of evictions: by plugin and pod."""

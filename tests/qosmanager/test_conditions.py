@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.katalyst.eviction_config import EvictionConfig
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.conditions import (
     CONDITION_S,
@@ -24,7 +25,7 @@ from runtimeproxy.qosmanager.conditions import (
 from runtimeproxy.qosmanager.eviction import Allowance, EvictOptions
 from runtimeproxy.qosmanager.framework import decision_problem
 from runtimeproxy.qosmanager.plugin import Decision, Eviction, EvictionOutcome, EvictionResult, PluginContext
-from runtimeproxy.qosmanager.snapshot import Pod, PodEviction, Snapshot
+from runtimeproxy.qosmanager.snapshot import Node, Pod, PodEviction, Snapshot
 from tests.qosmanager.snapshots import container_of, pod_of
 
 
@@ -57,11 +58,12 @@ class Driver:
 
     def __init__(self, options: Options | None = None) -> None:
         self.plugin = Programmed()
+        self.node = Node()
         self.state = self.plugin.setup(PluginContext(gates={}, options=options))
 
     def at(self, now_s: float, *findings: MetThreshold, pods: Iterable[Pod] = ()) -> Decision[ConditionState]:
         self.plugin.findings = findings
-        decision = self.plugin.run(Snapshot(now_s=now_s, pods=tuple(pods)), self.state)
+        decision = self.plugin.run(Snapshot(now_s=now_s, pods=tuple(pods), node=self.node), self.state)
         self.state = decision.state
         return decision
 
@@ -291,6 +293,29 @@ def test_what_was_measured_before_a_pod_had_gone_evicts_no_other(
     decision = driver.at(10, finding("b", measured_s=measured_s), pods=(a, b) if is_there else (b,))
     assert [each.pod_uid for each in decision.evictions] == expected
     assert ("before the last pod had gone" in decision.explanation) is (expected == [])
+
+
+def test_it_waits_for_the_configuration_of_the_cluster() -> None:
+    """What had to last begins anew when that is known."""
+    driver = Driver()
+    held = finding("a", hold_s=10.0)
+    assert driver.uids(0, held) == []
+    driver.node = Node(is_eviction_unknown=True)
+    assert driver.at(5, held).explanation.startswith("waits until it is known")
+    driver.node = Node()
+    assert [driver.uids(at_s, held) for at_s in (10, 15, 20)] == [[], [], ["a"]]
+
+
+def test_the_configuration_of_the_cluster_names_plugins_of_other_packages_too() -> None:
+    driver = Driver()
+    for names, expected in (
+        ((), False),
+        (("*",), True),
+        (("-programmed", "*"), False),
+        (("programmed",), True),
+    ):
+        driver.node = Node(eviction=EvictionConfig(dry_run=names))
+        assert driver.at(0).is_dry_run is expected
 
 
 def test_the_grace_period_is_an_option() -> None:
