@@ -137,6 +137,8 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
     state_type: type[_StateT]
     settings: ClassVar[Mapping[str, Setting]] = {}
     """By the path of `EvictionConfig`; but for the grace period, which all have."""
+    is_one_in_a_look: ClassVar[bool] = False
+    """Whether thresholds are about the same, so that a pod that goes for one may be enough for others."""
 
     def setup(self, context: PluginContext) -> _StateT:
         assert self.options_type is not None  # noqa: S101 - each of them has options
@@ -207,6 +209,8 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
         state = replace(state, there_s=there_s)
         for each in findings:
             said.append(self._waits(each, state, now_s, settled_s))
+            if not said[-1] and evictions and self.is_one_in_a_look:
+                said[-1] = f"{each.scope}: {each.arithmetic}: waits for the pod that goes"
             if not said[-1]:
                 said[-1] = self._take(each, free, state.options, evictions, services, now_s)
         if evictions:

@@ -80,6 +80,7 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
     name: ClassVar[str] = "katalyst-memory-pressure"
     options_type: ClassVar[type[Any] | None] = MemoryPressureOptions
     state_type = MemoryPressureState
+    is_one_in_a_look: ClassVar[bool] = True
     settings: ClassVar[Mapping[str, Setting]] = {
         f"memory_pressure_eviction_config.{name}": Setting(option)
         for name, option in (
