@@ -32,7 +32,6 @@ from runtimeproxy.qosmanager.eviction import (
     EvictOptions,
     EvictState,
     allowance,
-    request_of,
 )
 from runtimeproxy.qosmanager.plugin import Decision, Eviction, Mode, PluginContext
 from runtimeproxy.qosmanager.snapshot import Measured, Metric, Pod, Snapshot
@@ -305,8 +304,14 @@ def reclaimed_pods(pods: Iterable[Pod]) -> list[Pod]:
 
 def known_request(pod: Pod, resource: str) -> int | None:
     """Return what a pod requests of a resource; None: not known."""
-    if any(resource in container.requests for container in pod.containers):
-        return request_of(pod, resource)
+    # Called for each pod in each look: one pass, no generators.
+    total: int | None = None
+    for container in pod.containers:
+        amount = container.requests.get(resource)
+        if amount is not None:
+            total = amount if total is None else total + amount
+    if total is not None:
+        return total
     if pod.has_known_requests:
         return 0
     return pod.requests.get(resource)

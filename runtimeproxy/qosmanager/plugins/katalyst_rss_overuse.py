@@ -44,14 +44,15 @@ def is_overuse(rss: float, request: int, threshold: float) -> bool:
     return rss > request * threshold
 
 
-def skip_reason(pod: Pod) -> str:
-    """Return why a pod is left out; empty if it is not."""
+def request_or_reason(pod: Pod) -> int | str:
+    """Return the memory request of a pod, or why it is left out."""
     if pod.katalyst is not None and pod.katalyst.rss_overuse_problem:
         return "the annotation rss_overuse_threshold cannot be used"
-    has_all = all(container.requests.get(_MEMORY) for container in pod.containers)
-    if pod.has_known_requests and not has_all:
-        return "a container has no memory request"
-    return "" if known_request(pod, _MEMORY) else f"the memory request is not known: {UNKNOWN_REQUEST}"
+    if pod.has_known_requests:
+        for container in pod.containers:
+            if not container.requests.get(_MEMORY):
+                return "a container has no memory request"
+    return known_request(pod, _MEMORY) or f"the memory request is not known: {UNKNOWN_REQUEST}"
 
 
 class KatalystRssOveruse(ConditionPlugin[ConditionState]):
@@ -73,12 +74,15 @@ class KatalystRssOveruse(ConditionPlugin[ConditionState]):
         for pod in snapshot.pods:
             if pod.katalyst is None or not pod.containers:
                 continue
-            rss = fresh_value(snapshot, pod.cgroup, Metric.MEMORY_USAGE)
-            reason = skip_reason(pod) or ("" if rss is not None else "there is no fresh sample")
-            if reason or rss is None:
-                skipped.setdefault(reason, []).append(pod)
+            request = request_or_reason(pod)
+            if isinstance(request, str):
+                skipped.setdefault(request, []).append(pod)
                 continue
-            request, own = known_request(pod, _MEMORY) or 0, pod.katalyst.rss_overuse_threshold
+            rss = fresh_value(snapshot, pod.cgroup, Metric.MEMORY_USAGE)
+            if rss is None:
+                skipped.setdefault("there is no fresh sample", []).append(pod)
+                continue
+            own = pod.katalyst.rss_overuse_threshold
             threshold = options.threshold if own is None else own
             if is_overuse(rss, request, threshold) and may_go(pod, self.name, free):
                 text = f"{rss / _MIB:.0f} MiB used, above {threshold:g} times {request / _MIB:.0f} requested"
