@@ -46,7 +46,7 @@ def claim_message(
 def plugin_status(report: PluginReport) -> api_pb2.QosPluginStatus:
     left_out = [api_pb2.LeftOutPods(reason=reason, pod_uids=uids) for reason, uids in report.left_out.items()]
     return api_pb2.QosPluginStatus(
-        **{**report._asdict(), "mode": MODES[report.mode], "left_out": left_out}  # type: ignore[arg-type]
+        **{**report._asdict(), "mode": MODES[report.mode], "left_out": left_out}
     )
 
 

@@ -1,8 +1,8 @@
 """`evictionConfig` of Katalyst's dynamic configuration: what the eviction plugins here use of it. Pure.
 
 Source: katalyst-api pkg/apis/config/v1alpha1/adminqos.go, EvictionConfig; ranges are those of its
-CustomResourceDefinition. An attribute's name is the JSON key in snake_case. None: the target says nothing, and
-the plugin's own option applies.
+CustomResourceDefinition. An attribute's name is the JSON key in snake_case. None: the target says nothing,
+and the plugin's own option applies.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ _NAMES: Final = frozenset(chain(OF_PLUGINS, *(each.names for each in OF_PLUGINS.
 def _without(config: EvictionConfig, paths: Iterable[str]) -> EvictionConfig:
     for path in paths:
         part, _, name = path.partition(".")
-        config = replace(config, **{part: replace(getattr(config, part), **{name: None})})  # type: ignore[arg-type]
+        config = replace(config, **{part: replace(getattr(config, part), **{name: None})})
     return config
 
 
@@ -332,8 +332,12 @@ def _without_resources(config: EvictionConfig) -> tuple[EvictionConfig, list[Unu
 
 _PART: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)")
 _UNIT_S: Final = {
+    "ns": 1e-9,
     **dict.fromkeys(("us", "\u00b5s", "\u03bcs"), 1e-6),
-    **{"ns": 1e-9, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3_600.0},
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3_600.0,
 }
 
 

@@ -119,7 +119,7 @@ class Setting(NamedTuple):
     """An option that the configuration of the cluster may set."""
 
     option: str
-    convert: Callable[[Any], float | bool] = lambda value: value  # type: ignore[no-any-return]
+    convert: Callable[[Any], float | bool] = lambda value: value
     """From the value there."""
 
 
@@ -385,9 +385,11 @@ def nearest_in_turn(
         firsts: dict[str, Pod] = {}
         for pod in equals:
             firsts.setdefault(service_of(pod), pod)
-        nearest = list(firsts)[:NEAREST]
+            if len(firsts) == NEAREST:
+                break
         # Sorts are stable: of those that were never chosen the nearest one is first.
-        turns = [firsts[each] for each in sorted(nearest, key=lambda each: services.get(each, float("-inf")))]
+        turns = [firsts[each] for each in sorted(firsts, key=lambda each: services.get(each, float("-inf")))]
         ordered += turns
-        ordered += (pod for pod in equals if pod not in turns)
+        chosen = {pod.uid for pod in turns}
+        ordered += (pod for pod in equals if pod.uid not in chosen)
     return ordered

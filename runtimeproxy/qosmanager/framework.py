@@ -222,21 +222,26 @@ def decision_problem(answer: object) -> str:
     for (target, field, role), count in keys.most_common(1):
         if count > 1:
             return f"two claims for {field} of {target.level.name.lower()} {target.id} with the role {role}"
-    for each in decision.evictions:
-        if not (_is_name(each.pod_uid) and _is_text(each.reason)):
-            return "an eviction has no uid or no reason"
-        if not (isinstance(each.grace_s, int | float) and 0 <= each.grace_s <= MOST_GRACE_S):
-            return f"an eviction has the grace period {each.grace_s!r:.50}"
-    return _left_out_problem(decision.left_out)
+    problem = next((text for each in decision.evictions if (text := _eviction_problem(each))), "")
+    return problem or _left_out_problem(decision.left_out)
+
+
+def _eviction_problem(eviction: Eviction) -> str:
+    uid, reason, grace_s = tuple[Any, ...](eviction)
+    if not (_is_name(uid) and _is_text(reason)):
+        return "an eviction has no uid or no reason"
+    is_grace = isinstance(grace_s, int | float) and 0 <= grace_s <= MOST_GRACE_S
+    return "" if is_grace else f"an eviction has the grace period {grace_s!r:.50}"
 
 
 def _left_out_problem(left_out: object) -> str:
-    is_mapping = isinstance(left_out, Mapping) and len(left_out) <= MOST_LEFT_OUT_REASONS
-    if not isinstance(left_out, Mapping) or not is_mapping or not all(map(_is_text, left_out)):
-        return "left_out has not some reasons"
+    if not isinstance(left_out, Mapping) or len(left_out) > MOST_LEFT_OUT_REASONS:
+        return f"left_out is no mapping of at most {MOST_LEFT_OUT_REASONS} reasons"
+    if not all(map(_is_text, left_out)):
+        return "left_out has a reason that is no text"
     for uids in left_out.values():
         if not isinstance(uids, Sequence) or isinstance(uids, str) or not all(map(_is_name, uids)):
-            return "left_out has not uids of pods"
+            return "left_out has no uids of pods"
     return ""
 
 

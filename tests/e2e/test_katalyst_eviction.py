@@ -1,4 +1,4 @@
-"""A pod that uses far more memory than it requests is evicted: containerd ends its container, and no other."""
+"""A pod that uses more memory than it requests is evicted: containerd ends its container, and no other."""
 
 from __future__ import annotations
 

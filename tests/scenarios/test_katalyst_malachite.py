@@ -1,4 +1,4 @@
-"""Katalyst's evictions with Malachite's samples: a real server whose numbers are up to 10 s old, then older."""
+"""Katalyst's evictions with Malachite's samples, which are up to 10 s old, and then older."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Malachite:
         self._source._wall_clock = lambda: node.now_s
         self.sampler.take_from(self._source)
         self._read = node.sampler.read
-        node.sampler.read = self.read  # type: ignore[method-assign]
+        node.sampler.read = self.read  # type: ignore[method-assign, assignment]
 
     def _answer(self, output: Output, path: str) -> object:
         return of_documents(self._documents)(output, path)
@@ -118,7 +118,8 @@ def test_what_was_measured_before_a_pod_had_gone_evicts_no_other(tmp_path: Path)
         malachite.is_read = False
         (first,) = evicted(node, 5)
         free = malachite.sampler.measured(NODE_CGROUP, Metric.MEMORY_FREE, STEP_S)
-        assert free is not None and free.at_s is not None
+        assert free is not None
+        assert free.at_s is not None
         # Without the pod that has gone 5 GiB are free, and 3.2 are wanted: Malachite does not know it yet.
         assert free.value < 3.2 * GIB
         assert free.at_s <= first[0]

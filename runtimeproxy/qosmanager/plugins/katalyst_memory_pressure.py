@@ -50,7 +50,8 @@ class MemoryPressureOptions(EvictOptions):
     least_free_bytes: Annotated[int, Within(0, 1 << 50)] = 0
     """The watermark of the node is at least so much."""
     numa_times: Annotated[int, Within(1, 1_000)] = 4
-    """Measurements in a row, at most one in a look, at which a NUMA node has to be below its watermark before any pod goes."""
+    """Measurements in a row, at most one in a look, at which a NUMA node has to be below its watermark before
+    any pod goes."""
     numa_least_share: Annotated[float, Within(0, 1)] = 0.001
     """A pod that uses less of a NUMA node's memory stays. Source: katalyst-core,
     DefaultNumaVictimMinimumUtilizationThreshold."""
@@ -136,8 +137,13 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
         findings: list[MetThreshold],
         notes: list[str],
     ) -> None:
+        known: dict[str, float | None] = {}
+
         def usage_of(pod: Pod) -> float | None:
-            return fresh_value(snapshot, pod.cgroup, Metric.MEMORY_USAGE)
+            # Of the watermark and of kswapd.
+            if pod.uid not in known:
+                known[pod.uid] = fresh_value(snapshot, pod.cgroup, Metric.MEMORY_USAGE)
+            return known[pod.uid]
 
         there, total, scale, steal = (
             fresh(snapshot, NODE_CGROUP, metric)
