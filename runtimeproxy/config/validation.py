@@ -344,7 +344,8 @@ def level_rules(katalyst: KatalystSettings) -> LevelRules:
     Raises:
         ValueError: an item is not of the form `KEY=VALUE`, which `checked` has found.
     """
-    from runtimeproxy.katalyst.levels import LevelRules, OnError, QosLevel, Vocabulary
+    from runtimeproxy.katalyst.levels import LevelRules, OnError, Vocabulary
+    from runtimeproxy.katalyst.names import QosLevel
 
     selectors = {
         QosLevel.DEDICATED: katalyst.dedicated_selector,

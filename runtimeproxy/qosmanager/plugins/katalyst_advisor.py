@@ -13,6 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final, Literal, NamedTuple
 
+from runtimeproxy.katalyst.names import (
+    DEDICATED,
+    RECLAIM,
+    QosLevel,
+    is_shared_pool,
+    numa_pool,
+    pool_and_numa_node,
+)
 from runtimeproxy.qosmanager.advisor.formulas import (
     HEADROOM_STEP_BYTES,
     HEADROOM_STEP_MILLICPU,
@@ -42,7 +50,7 @@ from runtimeproxy.qosmanager.plugin import (
     Target,
 )
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, CpuPools, Level, Metric, Pod, Snapshot
-from runtimeproxy.vocabulary import NUMA_INFIX, RECLAIM, PoolField
+from runtimeproxy.vocabulary import PoolField
 
 STALE_S: Final = 30.0
 """Without samples for so long it claims nothing any more. Source: SysAdvisor's freshness of metrics."""
@@ -56,9 +64,6 @@ MOST_DROPPING: Final = 3
 LEAST_CACHE_BYTES: Final = 64 << 20
 """Less is not worth it."""
 MEMORY_HIGH: Final = "memory.high"
-_SHARED: Final = "shared_cores"
-_RECLAIMED: Final = "reclaimed_cores"
-_NOT_SHARED: Final = frozenset({RECLAIM, "reserve", "dedicated", "fallback"})
 _GIB: Final = 1 << 30
 
 
@@ -224,14 +229,14 @@ class _Advising:
         self._reclaimed: list[Pod] = []
         for uid, member in pools.members.items():
             pod = by_uid.get(uid)
-            if pod is not None and member.level == _RECLAIMED:
+            if pod is not None and member.level == QosLevel.RECLAIMED:
                 self._reclaimed.append(pod)
-            elif pod is not None and member.level == _SHARED and member.pool in pools.pools:
+            elif pod is not None and member.level == QosLevel.SHARED and member.pool in pools.pools:
                 self._members.setdefault(member.pool, []).append(pod)
         self._usable = (
             frozenset(cpu.id for cpu in snapshot.node.cpus)
             - pools.reserved_cpus
-            - pools.pools.get("dedicated", frozenset())
+            - pools.pools.get(DEDICATED, frozenset())
         )
         self.state = state
         self.explanations: list[str] = []
@@ -248,7 +253,7 @@ class _Advising:
     def _required(self) -> dict[str, tuple[PoolNeed, _Pool]]:
         found: dict[str, tuple[PoolNeed, _Pool]] = {}
         for name in sorted(self._members):
-            if name in _NOT_SHARED:
+            if not is_shared_pool(name):
                 continue
             pool = self._pool(name)
             before = self.state.required.get(name)
@@ -289,7 +294,8 @@ class _Advising:
 
     def _available(self, name: str) -> int:
         """The CPUs that a pool can have at most."""
-        numa_node, bound = _numa_node(name), set(map(_numa_node, self._members)) - {None}
+        _, numa_node = pool_and_numa_node(name)
+        bound = {node for _, node in map(pool_and_numa_node, self._members)} - {None}
         cpus = [cpu for cpu in self._snapshot.node.cpus if cpu.id in self._usable]
         if numa_node is not None:
             return max(1, sum(cpu.numa_node == numa_node for cpu in cpus))
@@ -331,7 +337,7 @@ class _Advising:
         yield _headroom_claim(RECLAIM, PoolField.HEADROOM_MILLICPU, cpu.amount, cpu_reason)
         if len(weights) > 1:
             for numa_node, amount in shares.items():
-                name = f"{RECLAIM}{NUMA_INFIX}{numa_node}"
+                name = numa_pool(RECLAIM, numa_node)
                 yield _headroom_claim(name, PoolField.HEADROOM_MILLICPU, amount, "its part of the node's")
         self.explanations.append(f"headroom {cpu.amount / 1_000:g} CPUs")
         if memory is None:
@@ -340,7 +346,7 @@ class _Advising:
         yield _headroom_claim(RECLAIM, PoolField.HEADROOM_BYTES, memory, memory_reason)
         if len(memory_weights) > 1:
             for numa_node, amount in split(memory, memory_weights, HEADROOM_STEP_BYTES).items():
-                name = f"{RECLAIM}{NUMA_INFIX}{numa_node}"
+                name = numa_pool(RECLAIM, numa_node)
                 yield _headroom_claim(name, PoolField.HEADROOM_BYTES, amount, "its part of the node's")
         self.explanations.append(f"and {memory / _GIB:.1f} GiB")
 
@@ -440,9 +446,3 @@ class _Advising:
 
 def _headroom_claim(pool: str, name: PoolField, amount: int, reason: str) -> Claim:
     return Claim(Target(Level.POOL, pool), name, Role.SET, amount, reason=reason)
-
-
-def _numa_node(pool: str) -> int | None:
-    """The NUMA node of a pool; None: it is of no one in particular."""
-    name, infix, number = pool.rpartition(NUMA_INFIX)
-    return int(number) if infix and name and number.isdecimal() else None

@@ -18,13 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU, RESERVE, QosLevel
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Headroom, Metric, Pod, PoolMember, Snapshot
 
-RECLAIMED_LEVEL: Final = "reclaimed_cores"
-RECLAIMED_MILLICPU: Final = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
-RECLAIMED_MEMORY: Final = "resource.katalyst.kubewharf.io/reclaimed_memory"
-"""Source of both: katalyst-api pkg/consts/resource.go."""
 CPU_REQUESTS: Final = (RECLAIMED_MILLICPU, "kubernetes.io/batch-cpu", "cpu")
 MEMORY_REQUESTS: Final = (RECLAIMED_MEMORY, "kubernetes.io/batch-memory", "memory")
 """What a pod of `reclaimed_cores` requests: the first of them that it has."""
@@ -34,8 +31,6 @@ CPU_STEP: Final = 100
 """Millicores; smaller changes of usage or headroom change nothing."""
 MEMORY_STEP: Final = 64 << 20
 """Bytes, likewise."""
-RESERVE: Final = "reserve"
-"""The pool of reserved CPUs."""
 
 Place: TypeAlias = int | None
 """A NUMA node; None: the whole node, where NUMA nodes are not known."""
@@ -202,7 +197,7 @@ class _PodShare(NamedTuple):
 
 def is_reclaimed(pod: Pod, member: PoolMember | None) -> bool:
     """Whether the pod runs on what others leave: by its level of Katalyst's, else by Koordinator's class."""
-    return pod.qos is QoSClass.BE if member is None else member.level == RECLAIMED_LEVEL
+    return pod.qos is QoSClass.BE if member is None else member.level == QosLevel.RECLAIMED
 
 
 def _cpu(snapshot: Snapshot, pods: Sequence[_PodShare], held: Held) -> tuple[dict[Place, Amount], Held]:

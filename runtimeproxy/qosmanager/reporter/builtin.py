@@ -10,11 +10,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.reporter.amounts import (
     CPU_REQUESTS,
     MEMORY_REQUESTS,
-    RECLAIMED_MEMORY,
-    RECLAIMED_MILLICPU,
     Amount,
     NodeAmounts,
     Place,
