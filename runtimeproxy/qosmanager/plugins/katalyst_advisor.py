@@ -49,7 +49,7 @@ from runtimeproxy.qosmanager.plugin import (
     Role,
     Target,
 )
-from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, CpuPools, Level, Metric, Pod, Snapshot
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, CpuPools, Level, Metric, Node, Pod, Snapshot
 from runtimeproxy.vocabulary import PoolField
 
 STALE_S: Final = 30.0
@@ -188,13 +188,16 @@ class KatalystAdvisor(Plugin[AdvisorState]):
         return AdvisorState(held=held, claims=tuple(context.held))
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """The node has pools: the policy `katalyst-pools` makes them."""
-        return snapshot.node.cpu_pools is not None
+        # No strategy asks for it; without pools its explanation says so.
+        return True
 
     def run(self, snapshot: Snapshot, state: AdvisorState) -> Decision[AdvisorState]:
         pools, options = snapshot.node.cpu_pools, self._options
         problem = self._recorder.write(snapshot)
-        if options.policy == "none" or pools is None:
+        if pools is None:
+            text = "there are no pools: the policy katalyst-pools is off, or cannot work here"
+            return Decision(AdvisorState(), explanation=text)
+        if options.policy == "none":
             return Decision(AdvisorState(), explanation="; ".join(filter(None, ("policy none", problem))))
         used = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, options.window_s)
         if used is None or not snapshot.node.cpus:
@@ -364,10 +367,12 @@ class _Advising:
 
     def _memory(self, *, is_wanted: bool) -> tuple[str, int | None]:
         node, metrics = self._snapshot.node, self._snapshot.metrics
-        capacity = node.capacity.get("memory", 0)
+        capacity = _memory_bytes(node)
         used = metrics.window(NODE_CGROUP, Metric.MEMORY_USAGE, self._options.window_s)
-        if not capacity or used is None:
-            return "the node's memory is not known", None
+        if not capacity:
+            return "headroom of memory: the size of the node's memory is not known", None
+        if used is None:
+            return "headroom of memory: there are no samples of the node's memory", None
         reclaimed = sum(
             metrics.last(pod.cgroup, Metric.MEMORY_USAGE, self._options.window_s) or 0.0
             for pod in self._reclaimed
@@ -422,8 +427,7 @@ class _Advising:
                 yield Claim(target, MEMORY_HIGH, Role.AT_MOST, each.high_bytes, reason=reason)
 
     def _is_memory_short(self) -> bool:
-        node = self._snapshot.node
-        capacity = node.capacity.get("memory", 0)
+        capacity = _memory_bytes(self._snapshot.node)
         used = self._snapshot.metrics.last(NODE_CGROUP, Metric.MEMORY_WITH_CACHE, self._options.window_s)
         if not capacity or used is None:
             return False
@@ -442,6 +446,11 @@ class _Advising:
         active = sum(self._now_s - each.since_s < DROPPING_S for each in dropping.values())
         for _, uid, high_bytes in sorted(found)[: max(0, MOST_DROPPING - active)]:
             dropping[uid] = Dropping(self._now_s, high_bytes)
+
+
+def _memory_bytes(node: Node) -> int:
+    """The node's memory by its Node object, else by its NUMA nodes; 0: not known."""
+    return node.capacity.get("memory", 0) or sum(node.memory_bytes.values())
 
 
 def _headroom_claim(pool: str, name: PoolField, amount: int, reason: str) -> Claim:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU, RESERVE, QosLevel
+from runtimeproxy.katalyst.names import RECLAIM, RECLAIMED_MEMORY, RECLAIMED_MILLICPU, RESERVE, QosLevel
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Headroom, Metric, Pod, PoolMember, Snapshot
 
@@ -414,7 +414,11 @@ def _problem(snapshot: Snapshot, cpu: Mapping[Place, Amount], memory: Mapping[Pl
     if not pools.enable_reclaim:
         return ""
     if pools.headroom is None:
-        return "no advisor says what the headroom is"
+        advice = pools.advice.get(RECLAIM)
+        if advice is None or (advice.headroom_millicpu is None and advice.headroom_bytes is None):
+            return "no advisor says what the headroom is"
+        missing = "CPU" if advice.headroom_millicpu is None else "memory"
+        return f"the advisor does not say what the headroom of {missing} is"
     for name, amounts in (("CPUs", cpu), ("memory", memory)):
         if not amounts:
             return f"the {name} of the node are not known"

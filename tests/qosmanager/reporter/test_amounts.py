@@ -164,6 +164,12 @@ def test_headroom_above_what_is_idle_is_not_reported() -> None:
     [
         pytest.param({"cpu_pools": None}, "katalyst-pools is off", None, id="no-pools"),
         pytest.param({"cpu_pools": pools(advice={})}, "no advisor", None, id="no-advisor"),
+        pytest.param(
+            {"cpu_pools": pools(advice={"reclaim": HEADROOM._replace(headroom_bytes=None)})},
+            "the advisor does not say what the headroom of memory is",
+            None,
+            id="no-memory",
+        ),
         pytest.param({"usage": {}}, "no samples of the node's CPUs", None, id="no-samples"),
         pytest.param({"cpu_pools": pools(enable_reclaim=False)}, "", 0, id="reclaim-is-off"),
     ],
