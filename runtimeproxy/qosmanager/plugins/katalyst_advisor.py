@@ -55,6 +55,7 @@ from runtimeproxy.vocabulary import PoolField
 STALE_S: Final = 30.0
 """Without samples for so long it claims nothing any more. Source: SysAdvisor's freshness of metrics."""
 LONGEST_WINDOW_S: Final = 60.0
+"""The most of `window_s`."""
 DROPPING_S: Final = 10.0
 """How long a pod is bounded so that the kernel drops its page cache."""
 DROP_PAUSE_S: Final = 60.0
@@ -75,24 +76,25 @@ class KatalystAdvisorOptions:
     """`canonical` sizes pools by usage; `dynamic-quota` also lets `reclaimed_cores` run on all CPUs of the
     pools, and bounds them by a quota (it needs `overlap` of the pools); `none` claims nothing."""
     margin: float = 0.2
-    """What a pool has beyond its usage or load, as a part of that."""
+    """CPUs of a pool beyond its usage or load, as a part of that, 0 to 10."""
     window_s: float = 10.0
-    """Usage is the mean of so long."""
+    """Usage and load are means of so long a time, 1 to 60."""
     hold_s: float = 60.0
-    """How long a requirement has to be smaller before it falls, and a headroom larger before it rises."""
+    """How long a need has to be smaller before the requirement falls, and more to be idle before the headroom
+    rises, 0 to 3,600."""
     fall_percent: int = 10
-    """A requirement falls by so much of itself in one step, and by one CPU at least."""
+    """A requirement falls by this part of itself in one step, at least by one CPU, 1 to 100."""
     beyond_requests: bool = False
     """Whether a pool may need more CPUs than its pods request."""
     memory_margin_percent: int = 5
-    """Of the node's memory: what the headroom leaves free."""
+    """The part of the node's memory that the headroom leaves free, 0 to 90."""
     drop_cache: bool = False
     """Whether page cache of pods of `reclaimed_cores` is dropped when memory is short: `memory.high` of
     cgroup version 2 for some seconds."""
     drop_cache_below_percent: int = 10
-    """Memory is short if less than this part of the node's is free, page cache not included."""
+    """Memory is short if less than this part of the node's is free, 0 to 90; page cache is not free."""
     record_folder: str = ""
-    """Where all that it decides by is kept, a file for each day, for a replay; empty: nowhere."""
+    """Absolute path of a folder for recordings, a file for each day, which a replay reads; empty: none."""
 
 
 class Dropping(NamedTuple):
