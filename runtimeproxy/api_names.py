@@ -45,9 +45,7 @@ def claim_message(
 
 def plugin_status(report: PluginReport) -> api_pb2.QosPluginStatus:
     left_out = [api_pb2.LeftOutPods(reason=reason, pod_uids=uids) for reason, uids in report.left_out.items()]
-    return api_pb2.QosPluginStatus(
-        **{**report._asdict(), "mode": MODES[report.mode], "left_out": left_out}
-    )
+    return api_pb2.QosPluginStatus(**{**report._asdict(), "mode": MODES[report.mode], "left_out": left_out})
 
 
 def plugin_report(message: api_pb2.QosPluginStatus) -> PluginReport:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, get_type_hints
 
 from runtimeproxy.katalyst import eviction_config
 from runtimeproxy.katalyst.eviction_config import NO_EVICTION_CONFIG, EvictionConfig
-from runtimeproxy.katalyst.levels import LevelRules, OnError, QosLevel
+from runtimeproxy.katalyst.levels import LevelRules, OnError
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.slo.reading import MAX_PROBLEMS, Problem, Report, build, child, read_overlay
 from runtimeproxy.slo.schema import Quantity, Range
 

@@ -14,12 +14,10 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.slo.schema import Duration, Quantity, Range
 from runtimeproxy.vocabulary import MOST_BYTES
 
-RECLAIMED_MILLICPU: Final = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
-RECLAIMED_MEMORY: Final = "resource.katalyst.kubewharf.io/reclaimed_memory"
-"""Source: katalyst-api pkg/consts/resource.go."""
 MOST_GRACE_S: Final = 3_600
 """The daemon gives no pod more."""
 _MOST: Final = 1_000_000

@@ -23,8 +23,7 @@ from runtimeproxy.katalyst.eviction_config import (
     of_plugin,
     value_at,
 )
-from runtimeproxy.katalyst.eviction_config import RECLAIMED_MEMORY as RECLAIMED_MEMORY
-from runtimeproxy.katalyst.eviction_config import RECLAIMED_MILLICPU as RECLAIMED_MILLICPU
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.qos import NEVER_EVICTED
 from runtimeproxy.qosmanager.eviction import (
     Allowance,
@@ -53,9 +52,6 @@ NEAREST: Final = 3
 """Services among which the one goes that was not chosen for the longest time."""
 _MOST_SERVICES: Final = 256
 """Whose last eviction is remembered."""
-
-RECLAIMED: Final = "reclaimed_cores"
-"""Source: katalyst-api pkg/consts/qos.go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +295,7 @@ def fresh_value(snapshot: Snapshot, cgroup: str, metric: Metric) -> float | None
 
 
 def reclaimed_pods(pods: Iterable[Pod]) -> list[Pod]:
-    return [pod for pod in pods if pod.katalyst is not None and pod.katalyst.level == RECLAIMED]
+    return [pod for pod in pods if pod.katalyst is not None and pod.katalyst.level == QosLevel.RECLAIMED]
 
 
 def known_request(pod: Pod, resource: str) -> int | None:

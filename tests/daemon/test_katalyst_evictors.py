@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
-from runtimeproxy.katalyst.eviction_config import RECLAIMED_MILLICPU
+from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod

@@ -11,14 +11,13 @@ from runtimeproxy.katalyst.eviction_config import (
     NO_EVICTION_CONFIG,
     OF_PLUGINS,
     PATHS,
-    RECLAIMED_MEMORY,
-    RECLAIMED_MILLICPU,
     EvictionConfig,
     asked_evictions,
     duration_s,
     is_dry_run,
     is_switched_off,
 )
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 
 CPU, MEMORY, RECLAIMED = (
     f"{name}EvictionConfig" for name in ("cpuPressure", "memoryPressure", "reclaimedResources")

@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.katalyst.dynamic_config import read_config
-from runtimeproxy.katalyst.eviction_config import RECLAIMED_MILLICPU
+from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.from_api import claim_message, claims_of, node_of, pod_of, strategy_of
 from runtimeproxy.qosmanager.plugin import Claim, Role, Target

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from runtimeproxy.katalyst.dynamic_config import read_config
-from runtimeproxy.katalyst.eviction_config import OF_PLUGINS, RECLAIMED_MEMORY, RECLAIMED_MILLICPU
+from runtimeproxy.katalyst.eviction_config import OF_PLUGINS
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.conditions import STALE_S, ConditionPlugin
 from runtimeproxy.qosmanager.plugins.katalyst_cpu_load import KatalystCpuLoad
 from runtimeproxy.qosmanager.plugins.katalyst_cpu_suppression import KatalystCpuSuppression
