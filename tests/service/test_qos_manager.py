@@ -112,11 +112,11 @@ def test_what_a_target_of_katalysts_asks_for_is_told() -> None:
     node = evictions(memoryPressureEvictionConfig={"enableRSSOveruseEviction": True})
     (name,) = wanted_plugins(Settings(), node, [])
     assert name == "katalyst-rss-overuse"
+    expected = {name: "[plugins.katalyst-rss-overuse] mode is off"}
     for own in ({}, {name: PluginSettings()}, {name: PluginSettings(mode="off")}):
         for has_koordlet in (False, True):
-            left = left_plugins([name], Settings(plugins=own), has_koordlet=has_koordlet)
-            assert left == {name: "[plugins.katalyst-rss-overuse] mode is off"}
-    found = verdict(Situation(frozenset({name}), left))
+            assert left_plugins([name], Settings(plugins=own), has_koordlet=has_koordlet) == expected
+    found = verdict(Situation(frozenset({name}), expected))
     assert found.state is State.LEFT
     assert "mode is off" in found.note
     # Koordlet does not do it.
