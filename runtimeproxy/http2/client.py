@@ -441,8 +441,8 @@ class GrpcClient:
             self._unreachable(connection, error)
         else:
             if sock is not None and connection.is_lost:
-                # Lost as it sent its first bytes: uvloop has closed the descriptor before it was told that the
-                # socket is to go with it. The socket must not close that number again, whoever has it now.
+                # Lost as it sent its first bytes: uvloop has closed the descriptor before it was told that
+                # the socket goes with it. The socket must not close that number again, whoever has it now.
                 sock.detach()
             connection.on_open()
 

@@ -174,7 +174,7 @@ async def test_a_call_that_ends_while_its_task_is_cancelled(
         server.bind(str(folder / ODD_NAME))
         server.listen()
         client = GrpcClient(str(folder / ODD_NAME))
-        waiting = asyncio.create_task(client.unary(ECHO, b"", None))
+        waiting = asyncio.get_running_loop().create_task(client.unary(ECHO, b"", None))
         await until(lambda: bool(client._calls))
         [begun] = client._calls
         waiting.cancel()
