@@ -45,8 +45,8 @@ class Amount(NamedTuple):
     dedicated: int = 0
     """Of CPU: what pods have alone."""
     used: int | None = None
-    """By all but pods of `reclaimed_cores`, pods with CPUs of their own, and the system within its reserve; at
-    most the capacity. None: there are no samples."""
+    """By all but pods of `reclaimed_cores`, pods with CPUs of their own, and the system within its reserve;
+    at most the capacity. None: there are no samples."""
     allocatable: int | None = None
     """To `reclaimed_cores`, those that run included. None: not known."""
     requested: int = 0
