@@ -281,7 +281,8 @@ class LeasedClaims:
         self._advice_file = StateFile(folder / ADVICE, effect, boot_id=boot_id, is_synced=False)
         self.files = (self._unrenewed_file, self._handed_over_file, self._advice_file)
         self._unrenewed: dict[str, float] = {}
-        self._saved_advice: dict[str, Any] = {}
+        # None: not known.
+        self._saved_advice: dict[str, Any] | None = None
         self._failures = FailureLog(output=logger)
         # A request whose client is gone is carried out all the same: the next one builds on it.
         self._requests = ShieldedTasks()
@@ -642,7 +643,6 @@ class LeasedClaims:
         """Does what is due now."""
         if self.ready.is_set():
             await self._save_unrenewed()
-            await self._save_advice()
         if self._is_unread and not self._is_idle() and not self._loading.locked():
             await self._read_again()
         if self._is_idle() or not self.ready.is_set():
@@ -663,6 +663,7 @@ class LeasedClaims:
             if owned.dirty or is_pruning:
                 async with owned.lock:
                     await self._sync(owned, list(owned.claims if is_pruning else owned.dirty))
+        await self._save_advice()
 
     def _note_cpu_mode(self) -> None:
         # Another one has taken claims out of the books, or takes them again.
@@ -775,6 +776,7 @@ class LeasedClaims:
             self._unrenewed = await self._in_worker(self._read_unrenewed)
             self.owners = {name: OwnedClaims(owned.owner) for name, owned in self.owners.items()}
             self._adopt()
+            self._saved_advice = None
             self._adopt_advice(await self._in_worker(self._read_advice))
             for name, document in handed_over.items():
                 if is_successor and name in self.owners:
