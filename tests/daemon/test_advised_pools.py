@@ -29,6 +29,7 @@ mode = "enforce"
 [plugins.katalyst-advisor.options]
 window_s = 1.0
 hold_s = 0.5
+fall_percent = 100
 """
 LATE = "katalyst-advisor is late: its advice has ended with its lease"
 MISSING = "The configuration asks for katalyst-advisor, and no QoS manager runs"

@@ -74,8 +74,9 @@ def snapshot(
 
 
 def advisor(held: tuple[Claim, ...] = (), **options: Any) -> tuple[KatalystAdvisor, AdvisorState]:
+    """One that follows each look at once, unless the options say more."""
     plugin = KatalystAdvisor()
-    made = KatalystAdvisorOptions(**options)
+    made = KatalystAdvisorOptions(**{"hold_s": 0.0, "fall_percent": 100, **options})
     assert not plugin.option_problems(made)
     return plugin, plugin.setup(PluginContext(gates={}, options=made, held=held))
 
@@ -177,11 +178,25 @@ def test_without_samples_what_was_said_before_stays_for_half_a_minute() -> None:
 
 def test_a_restart_goes_on_from_what_counts() -> None:
     held = Claim(Target(Level.POOL, "share"), PoolField.REQUIRED_CPUS, Role.SET, 6)
-    plugin, state = advisor((held,))
+    plugin, state = advisor((held,), hold_s=60.0, fall_percent=10)
     decision = plugin.run(snapshot(), state)
     assert said(decision.claims)["share", PoolField.REQUIRED_CPUS] == 6
     decision = plugin.run(snapshot(161.0), decision.state)
     assert said(decision.claims)["share", PoolField.REQUIRED_CPUS] == 5
+
+
+def test_one_look_takes_no_cpus_from_a_pool() -> None:
+    plugin, state = advisor(hold_s=60.0, fall_percent=10)
+    sizes = []
+    for at_s in (100.0, 159.0, 160.0, 219.0, 220.0):
+        decision = plugin.run(snapshot(at_s), state)
+        state = decision.state
+        sizes.append(said(decision.claims)["share", PoolField.REQUIRED_CPUS])
+    assert sizes == [6, 6, 5, 5, 4]
+    # What it uses beyond its present CPUs it gets at once.
+    plugin, state = advisor(hold_s=60.0)
+    small = replace(POOLS, pools={**POOLS.pools, "share": frozenset({2, 3})})
+    assert said(plugin.run(snapshot(pools=small), state).claims)["share", PoolField.REQUIRED_CPUS] == 4
 
 
 def test_page_cache_of_reclaimed_pods_is_dropped_for_some_seconds_while_memory_is_short() -> None:
@@ -225,7 +240,8 @@ def test_a_recording_leads_to_the_same_claims(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     lines = file.read_text().splitlines()
     # A line that was cut at the end is left out.
-    replay = replayed([*lines, lines[0][:50]], KatalystAdvisor(), {"hold_s": 0.0})
+    options = {"hold_s": 0.0, "fall_percent": 100}
+    replay = replayed([*lines, lines[0][:50]], KatalystAdvisor(), options)
     assert replay.required["share"] == live
     assert replay.used["share"] == [1.0 + step % 5 for step in range(20)]
     assert not replay.problems
