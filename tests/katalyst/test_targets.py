@@ -18,7 +18,7 @@ from runtimeproxy.katalyst.targets import (
     NOTHING,
     ChoiceStep,
     NodeTraits,
-    Resolved,
+    ResolvedConfig,
     Target,
     choose,
     config_hash,
@@ -46,7 +46,9 @@ def invalid(*documents: dict[str, Any], keys: Iterable[str] = ("aa", "l1", "l2")
     return invalid_reasons(read(*documents), customs(*keys))
 
 
-def resolved(*documents: dict[str, Any], before: Resolved = NOTHING, now_s: float = CREATED_S) -> Resolved:
+def resolved(
+    *documents: dict[str, Any], before: ResolvedConfig = NOTHING, now_s: float = CREATED_S
+) -> ResolvedConfig:
     return resolve(read(*documents), customs("aa", "l1", "l2"), TRAITS, now_s, before)
 
 
