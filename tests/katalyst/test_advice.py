@@ -116,6 +116,20 @@ def test_reclaim_may_have_all_cpus_of_a_pool() -> None:
     assert after.pools["reclaim"] >= after.pools["share"]
 
 
+def test_without_its_advisor_a_pool_shares_what_it_does_not_request() -> None:
+    state = settled(running(t16(enable_reclaim=True, overlap=True), facts("web", SHARED, 6)))
+    whole = PoolClaim("share", PoolField.OVERLAP_CPUS, 14, "advisor")
+    after = advised(advised(state, needs("share", 1), whole))
+    assert (len(after.pools["share"]), len(after.pools["share"] & after.pools["reclaim"])) == (14, 8)
+    # The same of one pool of two.
+    state = settled(running(after, facts("other", KatalystQos(pool="other"), 6)))
+    both = advised(state, needs("share", 1), needs("other", 1), whole)
+    one = advised(both, needs("other", 1))
+    shared = {name: len(one.pools[name] & one.pools["reclaim"]) for name in ("share", "other")}
+    assert {name: len(one.pools[name]) for name in shared} == {"share": 7, "other": 7}
+    assert shared == {"share": 1, "other": 6}
+
+
 def test_without_reclaim_advice_changes_nothing_and_says_so() -> None:
     before = settled(running(t16(), facts("web", SHARED, 6)))
     found = counted(before, [needs("share", 2)])
