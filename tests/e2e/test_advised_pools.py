@@ -94,8 +94,11 @@ def site(containerd: Containerd, folder: Path, tmp_path: Path) -> Iterator[Site]
     with ExitStack() as stack:
         proxy = stack.enter_context(ProxyProcess(own, options))
         client = stack.enter_context(CriClient(proxy.socket))
-        pods = (("web", "guaranteed", "shared_cores"), ("batch", "besteffort", "reclaimed_cores"))
-        web, batch = (stack.enter_context(running_pod(client, pod_spec(*each), tmp_path)) for each in pods)
+        pods = (
+            pod_spec("web", "guaranteed", "shared_cores"),
+            pod_spec("batch", "besteffort", "reclaimed_cores"),
+        )
+        web, batch = (stack.enter_context(running_pod(client, each, tmp_path)) for each in pods)
         yield Site(proxy, web, batch)
 
 
