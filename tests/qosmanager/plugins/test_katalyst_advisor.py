@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.advisor.recording import moments
-from runtimeproxy.qosmanager.plugin import BE_CLASS, QUOTA, Claim, PluginContext, Role, Target
+from runtimeproxy.qosmanager.plugin import (
+    BE_CLASS,
+    QUOTA,
+    Claim,
+    Decision,
+    PluginContext,
+    Role,
+    Target,
+)
 from runtimeproxy.qosmanager.plugins.katalyst_advisor import (
     DROPPING_S,
     STALE_S,
@@ -248,6 +257,26 @@ def test_a_recording_leads_to_the_same_claims(tmp_path: Path) -> None:
     assert replay.too_much == 0
     assert replay.short == 0
     assert replay.headroom == headroom
+
+
+class Wrong(KatalystAdvisor):
+    """A model that fails, and then says what is no number."""
+
+    def run(self, snapshot: Snapshot, state: AdvisorState) -> Decision[AdvisorState]:
+        if snapshot.now_s < 105.0:
+            raise ZeroDivisionError
+        said = Claim(Target(Level.POOL, "share"), PoolField.REQUIRED_CPUS, Role.SET, math.nan)  # type: ignore[arg-type]
+        return Decision(state, (said,))
+
+
+def test_a_model_that_fails_or_says_nonsense_is_judged_so(tmp_path: Path) -> None:
+    plugin, state = advisor(record_folder=str(tmp_path))
+    for now_s in (100.0, 110.0):
+        plugin.run(snapshot(now_s), state)
+    (file,) = tmp_path.iterdir()
+    replay = replayed(file.read_text().splitlines(), Wrong())
+    assert replay.problems == ["ZeroDivisionError", "'pool.required_cpus' of pool share is nan"]
+    assert (replay.required, replay.headroom) == ({}, [0.0, 0.0])
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
