@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.config.settings import Settings
+from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.kubelet_endpoints import calls_problem
 
@@ -62,7 +63,24 @@ def check_on_node(reading: SourceReading, offline: Offline, carried: CarriedFiel
     findings.warnings += (ConfigError("node", "", problem) for problem in offline.inputs.problems)
     _check_kubernetes(reading, findings)
     findings.warnings += _late(reading, policies)
+    # The daemon does without them.
+    findings.warnings += _plugin_options(reading)
     return findings
+
+
+def _plugin_options(reading: SourceReading) -> Iterator[ConfigError]:
+    """Options that koord-qos-manager's own plugins cannot use; plugins of others are not imported."""
+    if not any(each.options for each in reading.settings.plugins.values()):
+        return
+    from runtimeproxy.qosmanager.manager import built_in_plugins, configured
+
+    try:
+        configured(reading, built_in_plugins())
+    except CombinedConfigError as error:
+        for each in error.errors:
+            if each not in reading.errors and each.key.startswith("plugins."):
+                reason = f"koord-qos-manager does not start with it: {each.reason}"
+                yield ConfigError(each.source, each.key, reason)
 
 
 def _policy_problem(reading: SourceReading, problem: LoadProblem) -> ConfigError:

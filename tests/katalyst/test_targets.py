@@ -12,7 +12,7 @@ import pytest
 
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.katalyst.dynamic_config import NO_CONFIG, read_config
-from runtimeproxy.katalyst.levels import QosLevel
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.katalyst.targets import (
     MAX_TARGETS,
     NOTHING,
