@@ -141,6 +141,10 @@ class Files:
             "mem_available": kib["MemAvailable"],
             "mem_inactive_file": kib["Inactive(file)"],
             "mem_util": 0.0,
+            "vm_watermark_scale_factor": int(
+                (self._procfs / "sys/vm/watermark_scale_factor").read_text()
+            ),
+            "vmstat_pgsteal_kswapd": _fields(self._procfs / "vmstat")["pgsteal_kswapd"],
         }
         folder = self._procfs.parent / "sys/devices/system/node"
         numa = [
@@ -227,12 +231,12 @@ class Files:
         return found
 
 
-def compute(cores: float, cpus: int, update_time: int) -> Document:
-    """The node's CPU, which is used so much."""
+def compute(cores: float, cpus: int, update_time: int, load: float = 0.1) -> Document:
+    """The node's CPU, which is used so much, and its load of a minute."""
     each = {"cpu_sys_usage": 0.0, "cpu_iowait_ratio": 0.0, "cpi_data": None}
     usage = 100 * cores / cpus
     return {
-        "load": {"one": 0.1, "five": 0.1, "fifteen": 0.1},
+        "load": {"one": load, "five": 0.1, "fifteen": 0.1},
         "cpu": [{"name": f"cpu{cpu}", "cpu_usage": usage, **each} for cpu in range(cpus)],
         "global_cpu": {"name": "cpu", "cpu_usage": usage, **each},
         "pressure": {"some": {"total": 0.0}, "full": None},
