@@ -129,8 +129,12 @@ NODE: dict[str, dict[str, Any]] = {
     },
     MEMORY: {
         "system": {
-            **{"mem_total": 100, "mem_free": 40, "mem_available": 60, "mem_inactive_file": 10},
-            **{"vm_watermark_scale_factor": 150, "vmstat_pgsteal_kswapd": 9_000},
+            "mem_total": 100,
+            "mem_free": 40,
+            "mem_available": 60,
+            "mem_inactive_file": 10,
+            "vm_watermark_scale_factor": 150,
+            "vmstat_pgsteal_kswapd": 9_000,
         },
         "numa": [{"id": 1, "mem_used": 5}, {"id": 0, "mem_used": 3}],
         "update_time": 107,

@@ -99,7 +99,12 @@ class Tree:
             name: Mount(version, root / "cgroup" / (name if version == 1 else "")) for name in names
         }
         self.now_s = 1_000.0
-        for each in ("proc/pressure", "proc/sys/vm", "sys/devices/system/node/node0", "sys/devices/system/node/node1"):
+        for each in (
+            "proc/pressure",
+            "proc/sys/vm",
+            "sys/devices/system/node/node0",
+            "sys/devices/system/node/node1",
+        ):
             (root / each).mkdir(parents=True)
         self.set_node(0.0, 0)
         self.reader = PassReader(clock=lambda: self.now_s, stuck_after_s=30)
