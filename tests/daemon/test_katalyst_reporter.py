@@ -12,12 +12,16 @@ import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.qosmanager.plugins.katalyst_reporter import FILE
-from runtimeproxy.qosmanager.reporter.amounts import RECLAIMED_MILLICPU
+from runtimeproxy.qosmanager.reporter.amounts import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
+from runtimeproxy.units import quantity_millicores
 from tests.daemon.conftest import Daemons
+from tests.daemon.failures.claims import admin_of
 from tests.daemon.pool_site import BOUND, DEDICATED, SHARED, PoolSite, pool_site
+from tests.daemon.test_advised_pools import advise
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.programs import go_tool, run
 from tests.lab.proxy_process import ManagerProcess
 
 REPORTER = """
@@ -31,6 +35,9 @@ mode = "enforce"
 folder = "{folder}"
 node_name = "node-a"
 """
+
+ADVISOR = "katalyst-advisor"
+NO_ADVISOR = "no advisor says what the headroom is"
 
 
 def served(site: PoolSite) -> api_pb2.GetCustomNodeResourceResponse:
@@ -52,7 +59,35 @@ def resources(site: PoolSite, *words: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
-@pytest.mark.slow
+def advised_resources(site: PoolSite, millicores: int) -> tuple[Any, tuple[int, str]]:
+    """The object, and what the command says, once they have this headroom by an advisor's lease."""
+    said = (
+        ("reclaim", "pool.headroom_millicpu", str(millicores)),
+        ("reclaim", "pool.headroom_bytes", str(1 << 30)),
+    )
+
+    def served_resources() -> Any:
+        # However slow the machine is, the lease is renewed.
+        assert not advise(admin, *said)
+        document = json.loads(served(site).report.json or "{}")
+        allocatable = document["status"]["resources"]["allocatable"].get(RECLAIMED_MILLICPU)
+        # Never more than what is idle, which the machine decides.
+        is_so = allocatable is not None and 0 < quantity_millicores(allocatable) // 1_000 <= millicores
+        return document if is_so else None
+
+    with admin_of(site.daemon) as admin:
+        return wait_until(served_resources, f"a headroom of {millicores}", timeout_s=60), resources(site)
+
+
+def no_headroom(site: PoolSite) -> bool:
+    report = served(site).report
+    resources = json.loads(report.json)["status"]["resources"]
+    return RECLAIMED_MILLICPU not in resources["allocatable"] and any(
+        NO_ADVISOR in e for e in report.problems
+    )
+
+
+@pytest.mark.golang
 def test_what_the_process_reports_is_served_and_written(
     daemons: Daemons, cgroup_files: CgroupFiles, runtime: FakeRuntime, socket_folder: Path
 ) -> None:
@@ -77,6 +112,10 @@ def test_what_the_process_reports_is_served_and_written(
             site.start("database", {**DEDICATED, **BOUND}, 2)
             found = wait_until(lambda: of_pod("database"), f"the pod; {manager.log[-10:]}", timeout_s=60)
             code, text = resources(site)
+            advised = [advised_resources(site, headroom) for headroom in (1_000, 500)]
+            with admin_of(daemon) as admin:
+                admin.ReleaseClaims(api_pb2.ReleaseClaimsRequest(owner=ADVISOR), timeout=CALL_TIMEOUT_S)
+            wait_until(lambda: no_headroom(site), "no headroom without a lease", timeout_s=60)
             written = json.loads((folder / FILE).read_text())
             assert manager.terminate() == 0
         finally:
@@ -87,10 +126,20 @@ def test_what_the_process_reports_is_served_and_written(
     # Two CPUs of 16 are reserved, and two the database's. There is no advisor here, and the reason is told.
     assert (capacity["cpu"], capacity[RECLAIMED_MILLICPU]) == ("16", "12k")
     assert (allocatable["cpu"], RECLAIMED_MILLICPU in allocatable) == ("14", False)
-    assert any("no advisor says what the headroom is" in each for each in found.report.problems)
+    assert any(NO_ADVISOR in each for each in found.report.problems)
     sockets = document["status"]["topologyZone"]
     assert [[child["type"] for child in each["children"]] for each in sockets] == [["Numa"], ["Numa"]]
     (allocation,) = (one for each in sockets for one in each["children"][0].get("allocations", []))
     assert allocation["requests"]["cpu"] == "2"
     assert code == 0, text
     assert text.splitlines()[1].split()[:4] == ["node", "cpu", "16.00", "2.00"]
+    # Capacity stays while allocatable follows the advisor: in Katalyst both are one number that shrinks.
+    for advised_document, (advised_code, advised_text) in advised:
+        status = advised_document["status"]["resources"]
+        assert status["capacity"] == capacity
+        # The machine of these tests has 3 MiB, which are in use.
+        assert status["allocatable"][RECLAIMED_MEMORY] == "0"
+        assert advised_code == 0, advised_text
+        assert "-" not in advised_text.splitlines()[1].split(), advised_text
+        ended = run((go_tool("katalyst-types"),), stdin=json.dumps(advised_document))
+        assert ended.returncode == 0, ended.stderr
