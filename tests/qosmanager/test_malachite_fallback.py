@@ -24,7 +24,7 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.config.sources import read
 from runtimeproxy.qosmanager import client as client_module
 from runtimeproxy.qosmanager.manager import QosManager, configured
-from runtimeproxy.qosmanager.plugin import Decision, Need, Plugin, PluginContext
+from runtimeproxy.qosmanager.plugin import AnyPlugin, Decision, Need, Plugin, PluginContext
 from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
 from runtimeproxy.qosmanager.samples import malachite
 from runtimeproxy.qosmanager.samples.malachite import STALE_S
@@ -267,7 +267,7 @@ async def managed(folder: Path, name: str, url: str, tree: Tree) -> AsyncIterato
             "[plugins.memory-evict]\nmode = 'enforce'\n"
             "[plugins.watching]\nreference = 'of:Watching'\nmode = 'enforce'\n"
         )
-        plugins = [MemoryEvict(), site.plugin]
+        plugins: list[AnyPlugin] = [MemoryEvict(), site.plugin]
         reading = read(argparse.Namespace(config=str(config)), {})
         configuration = configured(reading, plugins)
         sampler = Sampler(tree.mounts, most_cpus=4, procfs=tree.root / "proc", sysfs=tree.root / "sys")
