@@ -247,7 +247,7 @@ def _add_pod(daemon: FakeDaemon, top: str, number: int, pools: Mapping[str, str]
     pool = "reclaim" if is_reclaimed else "share-NUMA3" if is_bound else "share"
     requests = {"cpu": 200, "memory": GIB // 4}
     if is_reclaimed:
-        requests = {RECLAIMED_MILLICPU: 200, RECLAIMED_MEMORY: GIB // 4}
+        requests = {RECLAIMED_MILLICPU: 200, RECLAIMED_MEMORY: GIB // 4, "memory": GIB // 4}
     daemon.pods[f"s-{uid}"] = api_pb2.Pod(
         sandbox_id=f"s-{uid}",
         uid=uid,
@@ -259,6 +259,7 @@ def _add_pod(daemon: FakeDaemon, top: str, number: int, pools: Mapping[str, str]
         priority=5_500 if is_reclaimed else 9_500,
         katalyst=api_pb2.KatalystLevel(level=level, pool=pool),
         has_known_requests=True,
+        strategies=[api_pb2.StrategyField(path="cpu_burst.policy", value='"auto"')],
         containers=[
             api_pb2.Container(
                 id=f"{name}-{uid}",
