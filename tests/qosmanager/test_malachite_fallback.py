@@ -25,12 +25,15 @@ from runtimeproxy.config.sources import read
 from runtimeproxy.qosmanager import client as client_module
 from runtimeproxy.qosmanager.manager import QosManager, configured
 from runtimeproxy.qosmanager.plugin import AnyPlugin, Decision, Need, Plugin, PluginContext
+from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor
+from runtimeproxy.qosmanager.plugins.katalyst_reporter import KatalystReporter
 from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
+from runtimeproxy.qosmanager.reporter.amounts import RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.samples import malachite
 from runtimeproxy.qosmanager.samples.malachite import STALE_S
 from runtimeproxy.qosmanager.samples.sampler import Sampler
 from runtimeproxy.qosmanager.snapshot import LOOK_BACK_S, NODE_CGROUP, Level, Metric, Snapshot
-from runtimeproxy.vocabulary import MetricsSource
+from runtimeproxy.vocabulary import MetricsSource, PoolField
 from tests.lab.procfs import rss_bytes
 from tests.qosmanager.fake_daemon import FakeDaemon, pod_message
 from tests.qosmanager.samples.malachite_server import (
@@ -58,6 +61,7 @@ SAID: Final = 200 * GIB
 FULL: Final = 900 * GIB
 """What Malachite says; from 70 % of the node's memory on pods are evicted."""
 MOST_GROWTH: Final = 20 * MIB
+NO_NODE: Final = api_pb2.GetNodeResponse()
 HEAD: Final = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -247,11 +251,14 @@ def urls(count: int) -> Iterator[list[str]]:
 
 
 @asynccontextmanager
-async def managed(folder: Path, name: str, url: str, tree: Tree) -> AsyncIterator[Site]:
-    """Runs a manager."""
+async def managed(
+    folder: Path, name: str, url: str, tree: Tree, *more: AnyPlugin, node: api_pb2.GetNodeResponse = NO_NODE
+) -> AsyncIterator[Site]:
+    """Runs a manager, with more plugins and more of the node."""
     pod = pod_message("batch", qos_class="BE", kube_qos_class="BestEffort", priority=5_500)
     async with FakeDaemon(folder / f"{name}.sock") as daemon:
         daemon.add_pod(pod)
+        daemon.node.MergeFrom(node)
         daemon.node.capacity.update({"memory": TOTAL})
         daemon.node.plugin_strategies.extend(
             api_pb2.StrategyField(path=f"threshold.{path}", value=value)
@@ -266,8 +273,9 @@ async def managed(folder: Path, name: str, url: str, tree: Tree) -> AsyncIterato
             "feature_gates = ['BEMemoryEvict=true']\n"
             "[plugins.memory-evict]\nmode = 'enforce'\n"
             "[plugins.watching]\nreference = 'of:Watching'\nmode = 'enforce'\n"
+            + "".join(f"[plugins.{each.name}]\nmode = 'enforce'\n" for each in more)
         )
-        plugins: list[AnyPlugin] = [MemoryEvict(), site.plugin]
+        plugins: list[AnyPlugin] = [MemoryEvict(), site.plugin, *more]
         reading = read(argparse.Namespace(config=str(config)), {})
         configuration = configured(reading, plugins)
         sampler = Sampler(tree.mounts, most_cpus=4, procfs=tree.root / "proc", sysfs=tree.root / "sys")
@@ -301,6 +309,39 @@ async def note_memory(peak: list[int]) -> None:
     while True:
         peak[0] = max(peak[0], rss_bytes(os.getpid()))
         await asyncio.sleep(0.2)
+
+
+async def test_headroom_without_malachite(tmp_path: Path, socket_folder: Path) -> None:
+    """Complaint of Katalyst's users, issue 240: without it the headroom fails for ever."""
+    tree = Tree(tmp_path, 2)
+    tree.set_node(0.0, BY_FILES)
+    node = api_pb2.GetNodeResponse(
+        cpus=[api_pb2.Cpu(id=each, core=each, is_online=True) for each in range(8)],
+        memory_bytes={0: TOTAL},
+        katalyst_pools=[
+            api_pb2.KatalystPool(name="share", cpus="1-3"),
+            api_pb2.KatalystPool(name="reclaim", cpus="4-7"),
+        ],
+        katalyst_pool_settings=api_pb2.KatalystPoolSettings(enable_reclaim=True, least_reclaim_cpus=4),
+        katalyst_advice=[api_pb2.AdvisedPool(pool="reclaim", headroom_millicpu=3_000, headroom_bytes=GIB)],
+    )
+    advisor, reporter = KatalystAdvisor(), KatalystReporter()
+    with port_without_a_server() as url:
+        async with managed(socket_folder, "away", url, tree, advisor, reporter, node=node) as site:
+            tree.cgroup(site.cgroup)
+            daemon = site.daemon
+            headroom = ("reclaim", PoolField.HEADROOM_MILLICPU)
+            await site.wait_for("headroom", lambda: headroom in daemon.values(advisor.name))
+
+            def is_reported() -> bool:
+                return bool(daemon.node_resources) and not daemon.node_resources[-1].problems
+
+            await site.wait_for("a report of the node", is_reported)
+            assert int(daemon.values(advisor.name)[headroom]) > 0
+            status = json.loads(daemon.node_resources[-1].json)["status"]["resources"]
+            assert status["allocatable"][RECLAIMED_MILLICPU] == "3k"
+            assert status["capacity"][RECLAIMED_MILLICPU] == "8k"
+            await site.wait_for("a reason", lambda: "ConnectionRefusedError" in site.source[1])
 
 
 @pytest.mark.slow
