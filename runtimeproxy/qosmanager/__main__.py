@@ -13,6 +13,7 @@ from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
 from runtimeproxy.config.sources import FLAGS, read
 from runtimeproxy.config.validation import combined_message
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.process import limit_arenas, without_tls
 from runtimeproxy.qosmanager import resources, status
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ def _run(arguments: argparse.Namespace) -> int:
         code, text = shown(read(arguments, os.environ).settings, arguments.output)
         print(text, file=sys.stderr if code == status.NO_DAEMON else sys.stdout)
         return code
-    _import_asyncio_without_tls()
+    with without_tls():
+        import asyncio  # noqa: F401
     from runtimeproxy.qosmanager.manager import all_plugins, configured, run
 
     plugins = all_plugins(read(arguments, os.environ))
@@ -132,7 +134,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
     first = configuration()
     from runtimeproxy import logs
-    from runtimeproxy.process import limit_arenas
 
     limit_arenas()
     handler = logs.configure(first.settings.log.level, first.settings.log.format)
@@ -140,16 +141,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return run(first, configuration, plugins, _sampler(first))
     finally:
         handler.flush()
-
-
-def _import_asyncio_without_tls() -> None:
-    # All connections are Unix sockets: OpenSSL, which asyncio imports if it is there, would take 4 MiB.
-    if "ssl" not in sys.modules:
-        # With None an import fails. Source: Python's reference, the import system, the module cache.
-        sys.modules["ssl"] = None  # type: ignore[assignment]
-        import asyncio  # noqa: F401
-
-        del sys.modules["ssl"]
 
 
 def _sampler(configuration: Configuration) -> SampleSource:

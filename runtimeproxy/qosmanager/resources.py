@@ -107,7 +107,7 @@ def _zones(zones: Any, kind: str) -> Iterator[Mapping[str, Any]]:  # noqa: ANN40
 def _row(
     name: str, resource: str, texts: Mapping[str, str], resources: Mapping[str, Mapping[str, str]]
 ) -> tuple[str, ...]:
-    from runtimeproxy.qosmanager.reporter.amounts import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
+    from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 
     reclaimed = RECLAIMED_MILLICPU if resource == "cpu" else RECLAIMED_MEMORY
     own = [_shown(resource, texts.get(column)) for column in COLUMNS[:5]]

@@ -13,11 +13,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
+from runtimeproxy.katalyst.names import RECLAIM, pool_and_numa_node
 from runtimeproxy.qos import DEFAULT_PRIORITIES, KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.slo.dynamic import asked_plugins
 from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
 from runtimeproxy.slo.schema import PodEviction as PodEviction
-from runtimeproxy.vocabulary import NUMA_INFIX, RECLAIM, ClaimLevel
+from runtimeproxy.vocabulary import ClaimLevel
 
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
@@ -198,10 +199,10 @@ class CpuPools:
         """By NUMA node; empty: no advisor says it."""
         found: dict[int, Headroom] = {}
         for name, advice in self.advice.items():
-            pool, infix, numa_node = name.rpartition(NUMA_INFIX)
+            pool, numa_node = pool_and_numa_node(name)
             headroom = _headroom(advice)
-            if infix and pool == RECLAIM and headroom is not None:
-                found[int(numa_node)] = headroom
+            if pool == RECLAIM and numa_node is not None and headroom is not None:
+                found[numa_node] = headroom
         return found
 
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount
-from runtimeproxy.qosmanager.conditions import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.units import format_cpu_list
 from runtimeproxy.vocabulary import MetricsSource
 from tests.bench import names

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hooks.views import PodView, Resources
-from runtimeproxy.katalyst.levels import QOS_LEVEL, LevelRules, QosLevel, Vocabulary
+from runtimeproxy.katalyst.levels import QOS_LEVEL, LevelRules, Vocabulary
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.katalyst.pools import PoolSettings
 from runtimeproxy.katalyst.transition import PlacedPools
 from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pod_qos, pools_file

@@ -22,13 +22,13 @@ import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.config.sources import read
+from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager import client as client_module
 from runtimeproxy.qosmanager.manager import QosManager, configured
 from runtimeproxy.qosmanager.plugin import AnyPlugin, Decision, Need, Plugin, PluginContext
 from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor
 from runtimeproxy.qosmanager.plugins.katalyst_reporter import KatalystReporter
 from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
-from runtimeproxy.qosmanager.reporter.amounts import RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.samples import malachite
 from runtimeproxy.qosmanager.samples.malachite import STALE_S
 from runtimeproxy.qosmanager.samples.sampler import Sampler
