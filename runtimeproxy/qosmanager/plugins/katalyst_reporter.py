@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.documents.files import replace_file
@@ -131,11 +131,12 @@ class ReporterState:
     last: LastReported = NOTHING_REPORTED
     given: tuple[str, Sequence[tuple[str, ReportedField]]] = ("", ())
     """What the document was made of: the node's name, and fields by reporter."""
-    document: str = ""
-    """As JSON; empty: none was made yet."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    """The document as JSON; empty: none was made yet."""
     conflicts: Sequence[str] = ()
     written: str = ""
-    """The document in the file; empty: not written yet."""
+    """The text of the document in the file; empty: not written yet."""
 
 
 class KatalystReporter(Plugin[ReporterState]):
@@ -195,9 +196,9 @@ class KatalystReporter(Plugin[ReporterState]):
             fields += [(each.name, one) for one in found]
             problems += [problem] if problem else []
         given = self._node_name(snapshot), fields
-        if not state.document or given != state.given:
-            document, conflicts = merged(fields, given[0])
-            state.given, state.document = given, json.dumps(document, separators=(",", ":"))
+        if not state.text or given != state.given:
+            state.document, conflicts = merged(fields, given[0])
+            state.given, state.text = given, json.dumps(state.document, separators=(",", ":"))
             state.conflicts = [str(each) for each in conflicts]
         problems += [*state.conflicts, *self._write(state)]
         if amounts.problem:
@@ -208,7 +209,7 @@ class KatalystReporter(Plugin[ReporterState]):
         return Decision(
             state,
             explanation="; ".join([_summary(amounts), *shown]),
-            node_report=NodeReport(state.document, shown),
+            node_report=NodeReport(state.text, shown),
         )
 
     def _node_name(self, snapshot: Snapshot) -> str:
@@ -223,13 +224,13 @@ class KatalystReporter(Plugin[ReporterState]):
         if not path.parent.is_dir():
             return [f"{path.parent} cannot be written: there is no such folder"]
         try:
-            if state.document == state.written and path.is_file():
+            if state.text == state.written and path.is_file():
                 now_s = time.time()
                 os.utime(path, (now_s, now_s))
             else:
-                text = json.dumps(json.loads(state.document), indent=1) + "\n"
+                text = json.dumps(state.document, indent=1) + "\n"
                 replace_file(path, text.encode(), is_synced=False, mode=0o644)
-                state.written = state.document
+                state.written = state.text
         except OSError as error:
             state.written = ""
             return [f"{path} cannot be written: {error.strerror}"]

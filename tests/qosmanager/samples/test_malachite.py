@@ -509,6 +509,9 @@ def test_a_value_that_is_missing_comes_from_the_files(node: Node) -> None:
 
     node.change = harm
     node.run(25, CPU, MEMORY)
+    # Values come one by one at first: that is no problem.
+    assert node.in_use == (MetricsSource.MALACHITE, "")
+    node.run(int(STALE_S) - 25 + 1, CPU, MEMORY)
     source, problem = node.in_use
     assert source is MetricsSource.MALACHITE
     assert problem == (
