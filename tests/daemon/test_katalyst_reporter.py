@@ -23,10 +23,13 @@ from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.programs import go_tool, run
 from tests.lab.proxy_process import ManagerProcess
+from tests.qosmanager.samples.malachite_server import port_without_a_server
 
 REPORTER = """
 [qosmanager]
 interval_s = 0.2
+metrics_source = "malachite"
+malachite_url = "{url}"
 
 [plugins.katalyst-reporter]
 mode = "enforce"
@@ -50,9 +53,13 @@ def served(site: PoolSite) -> api_pb2.GetCustomNodeResourceResponse:
         return found
 
 
-def resources(site: PoolSite, *words: str) -> tuple[int, str]:
-    """Runs the command; returns its exit code and what it prints."""
-    command = (sys.executable, "-m", "runtimeproxy.qosmanager", "resources", *words)
+def resources(site: PoolSite) -> tuple[int, str]:
+    return printed(site, "resources")
+
+
+def printed(site: PoolSite, name: str) -> tuple[int, str]:
+    """Runs a command; returns its exit code and what it prints."""
+    command = (sys.executable, "-m", "runtimeproxy.qosmanager", name)
     socket = ("--koord-runtimeproxy-endpoint", str(site.daemon.socket))
     flags = ("--config", str(site.daemon.config_file), *socket)
     ended = subprocess.run((*command, *flags), capture_output=True, text=True, timeout=60, check=False)
@@ -93,8 +100,15 @@ def test_what_the_process_reports_is_served_and_written(
 ) -> None:
     folder = socket_folder / "reporter"
     folder.mkdir()
-    options, more = "enable_reclaim = true", REPORTER.format(folder=folder)
-    with pool_site(daemons, cgroup_files, runtime, socket_folder, options=options, more=more) as site:
+    options = "enable_reclaim = true"
+    with (
+        port_without_a_server() as url,
+        pool_site(
+            *(daemons, cgroup_files, runtime, socket_folder),
+            options=options,
+            more=REPORTER.format(folder=folder, url=url),
+        ) as site,
+    ):
         assert served(site).reason == "koord-qos-manager does not run"
         assert resources(site)[0] == 1
         site.start("web", SHARED, 2)
@@ -112,6 +126,8 @@ def test_what_the_process_reports_is_served_and_written(
             site.start("database", {**DEDICATED, **BOUND}, 2)
             found = wait_until(lambda: of_pod("database"), f"the pod; {manager.log[-10:]}", timeout_s=60)
             code, text = resources(site)
+            # Malachite is away: nothing is missing in the report, and the exit code tells it.
+            source_code, source_text = printed(site, "status")
             advised = [advised_resources(site, headroom) for headroom in (1_000, 500)]
             with admin_of(daemon) as admin:
                 admin.ReleaseClaims(api_pb2.ReleaseClaimsRequest(owner=ADVISOR), timeout=CALL_TIMEOUT_S)
@@ -132,6 +148,9 @@ def test_what_the_process_reports_is_served_and_written(
     (allocation,) = (one for each in sockets for one in each["children"][0].get("allocations", []))
     assert allocation["requests"]["cpu"] == "2"
     assert code == 0, text
+    assert source_code == 1
+    samples = next(line for line in source_text.splitlines() if line.startswith("samples: "))
+    assert f"read from the kernel's files: Malachite at {url}: ConnectionRefusedError" in samples
     assert text.splitlines()[1].split()[:4] == ["node", "cpu", "16.00", "2.00"]
     # Capacity stays while allocatable follows the advisor: in Katalyst both are one number that shrinks.
     for advised_document, (advised_code, advised_text) in advised:
