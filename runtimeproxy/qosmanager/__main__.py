@@ -90,7 +90,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_flags(own, _STATUS_FLAGS, is_command=True)
     status.add_arguments(own)
     text = "show what the node has and can give, as the plugin katalyst-reporter reports it"
-    own = commands.add_parser("resources", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    own = commands.add_parser(
+        "resources", help=text, description=f"{text[0].upper()}{text[1:]}. {resources.DESCRIPTION}"
+    )
     _add_flags(own, _STATUS_FLAGS, is_command=True)
     resources.add_arguments(own)
     return parser

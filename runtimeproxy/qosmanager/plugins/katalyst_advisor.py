@@ -344,16 +344,15 @@ class _Advising:
             for numa_node, amount in shares.items():
                 name = numa_pool(RECLAIM, numa_node)
                 yield _headroom_claim(name, PoolField.HEADROOM_MILLICPU, amount, "its part of the node's")
-        self.explanations.append(f"headroom {cpu.amount / 1_000:g} CPUs")
         if memory is None:
-            self.explanations.append(memory_reason)
+            self.explanations += (f"headroom {cpu.amount / 1_000:g} CPUs", memory_reason)
             return
+        self.explanations.append(f"headroom {cpu.amount / 1_000:g} CPUs and {memory / _GIB:.1f} GiB")
         yield _headroom_claim(RECLAIM, PoolField.HEADROOM_BYTES, memory, memory_reason)
         if len(memory_weights) > 1:
             for numa_node, amount in split(memory, memory_weights, HEADROOM_STEP_BYTES).items():
                 name = numa_pool(RECLAIM, numa_node)
                 yield _headroom_claim(name, PoolField.HEADROOM_BYTES, amount, "its part of the node's")
-        self.explanations.append(f"and {memory / _GIB:.1f} GiB")
 
     def _numa_supply(self, required: Mapping[str, tuple[PoolNeed, _Pool]]) -> Iterator[tuple[int, float]]:
         """What each NUMA node has beside the pools, those of several nodes by their CPUs there."""

@@ -40,7 +40,6 @@ CPU_LIST: Final = "cpu_lists"
 RESERVED_CPU_LIST: Final = "reserved_cpu_list"
 POOL_PREFIX: Final = "cpu_pool_"
 """Begins the name of an attribute with the CPUs of a pool on a NUMA node."""
-NO_CACHE: Final = -1
 
 
 class NodeResources(FieldReporter):

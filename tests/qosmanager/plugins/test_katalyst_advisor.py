@@ -104,7 +104,7 @@ def test_requirement_and_headroom_of_a_moment() -> None:
     reasons = {str(each.field): each.reason for each in decision.claims}
     assert "used 3.00, load 3.00, with the margin 3.60 of at most 6 CPUs" in reasons[PoolField.REQUIRED_CPUS]
     assert all(len(each.encode()) <= 256 for each in reasons.values())
-    assert decision.explanation == "share needs 4 CPUs; headroom 10 CPUs; and 48.8 GiB"
+    assert decision.explanation == "share needs 4 CPUs; headroom 10 CPUs and 48.8 GiB"
 
 
 @pytest.mark.parametrize(
