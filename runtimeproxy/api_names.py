@@ -44,10 +44,12 @@ def claim_message(
 
 
 def plugin_status(report: PluginReport) -> api_pb2.QosPluginStatus:
-    return api_pb2.QosPluginStatus(**{**report._asdict(), "mode": MODES[report.mode]})
+    left_out = [api_pb2.LeftOutPods(reason=reason, pod_uids=uids) for reason, uids in report.left_out.items()]
+    return api_pb2.QosPluginStatus(**{**report._asdict(), "mode": MODES[report.mode], "left_out": left_out})
 
 
 def plugin_report(message: api_pb2.QosPluginStatus) -> PluginReport:
     # Its fields have the names of the message's.
     found = {name: getattr(message, name) for name in PluginReport._fields}
-    return PluginReport(**{**found, "mode": MODE_OF.get(message.mode, Mode.OFF)})
+    left_out = {each.reason: tuple(each.pod_uids) for each in message.left_out}
+    return PluginReport(**{**found, "mode": MODE_OF.get(message.mode, Mode.OFF), "left_out": left_out})

@@ -8,6 +8,11 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 MOST_CLAIM_REASON_BYTES: Final = 256
+MOST_EXPLANATION_BYTES: Final = 1_024
+"""Of a plugin's explanation in a report."""
+MOST_LEFT_OUT_REASONS: Final = 16
+MOST_LEFT_OUT_PODS: Final = 1_024
+"""Of one plugin in a report."""
 MOST_EVICTION_REASON_BYTES: Final = 1_024
 MOST_VALUE: Final = 4_096
 """Characters of a claim's value: more than a list of all CPUs of the largest node."""
@@ -118,3 +123,5 @@ class PluginReport(NamedTuple):
     """How many the daemon has."""
     problem: str = ""
     explanation: str = ""
+    left_out: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    """By reason: uids of the pods that it leaves out."""

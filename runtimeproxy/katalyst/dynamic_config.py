@@ -6,10 +6,12 @@ program's own, and can be in a file only: an API server drops what a CustomResou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, get_type_hints
 
+from runtimeproxy.katalyst import eviction_config
+from runtimeproxy.katalyst.eviction_config import NO_EVICTION_CONFIG, EvictionConfig
 from runtimeproxy.katalyst.levels import LevelRules, OnError
 from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.slo.reading import MAX_PROBLEMS, Problem, Report, build, child, read_overlay
@@ -38,6 +40,8 @@ class KatalystConfig:
     default_level: QosLevel | None = None
     """The level of pods without an annotation."""
     on_error: OnError | None = None
+    eviction: EvictionConfig = NO_EVICTION_CONFIG
+    """Of the eviction plugins."""
     target: str = ""
     """Which target: its kind, namespace and name; empty: none."""
     version: str = ""
@@ -62,6 +66,7 @@ class KatalystConfig:
             value = getattr(self, name)
             if value is not None:
                 yield path, value
+        yield from eviction_config.set_fields(self.eviction)
 
 
 NO_CONFIG: Final = KatalystConfig()
@@ -76,10 +81,11 @@ PATHS: Final[Mapping[str, str]] = {
     "default_level": "runtimeProxyConfig.defaultLevel",
     "on_error": "runtimeProxyConfig.onError",
 }
-"""Where the fields of `KatalystConfig` are in `spec.config`."""
+"""Where the fields of `KatalystConfig` are in `spec.config`; those of evictions: `eviction_config.PATHS`."""
 
 
-# The shape of `spec.config`. `unused`: fields that Katalyst has and that do nothing here, in lower case.
+# The shape of `spec.config`. `unused`: fields that Katalyst has and that do nothing here, in lower case, with
+# the reason if it is not the usual one.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,17 +148,21 @@ class _RuntimeProxy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Config:
-    unused: ClassVar[frozenset[str]] = frozenset({"evictionconfig", "qrmpluginconfig"})
+    unused: ClassVar[frozenset[str]] = frozenset({"qrmpluginconfig"})
 
     reclaimed_resource_config: _ReclaimedResources = _ReclaimedResources()
     advisor_config: _Advisor = _Advisor()
     fine_grained_resource_config: _FineGrained = _FineGrained()
+    eviction_config: EvictionConfig = NO_EVICTION_CONFIG
     runtime_proxy_config: _RuntimeProxy = _RuntimeProxy()
 
 
 _HINTS: Final[Mapping[type, Mapping[str, Any]]] = {
     kind: get_type_hints(kind)
-    for kind in (_Config, _ReclaimedResources, _Advisor, _CpuAdvisor, _FineGrained, _CpuBurst, _RuntimeProxy)
+    for kind in (
+        *(_Config, _ReclaimedResources, _Advisor, _CpuAdvisor, _FineGrained, _CpuBurst, _RuntimeProxy),
+        *eviction_config.CLASSES,
+    )
 }
 
 
@@ -193,6 +203,9 @@ def read_config(
     if least.get("cpu", 0) > MAX_CPUS:
         place = f"{path}.{PATHS['reclaim_reserve']}"
         report.error(place, f"is {least['cpu']}, which is above {MAX_CPUS}")
+    eviction, unusable = eviction_config.usable(found.eviction_config)
+    for each in unusable:
+        report.warn(f"{path}.{each.path}", each.reason)
     own = found.runtime_proxy_config
     config = KatalystConfig(
         enable_reclaim=reclaimed.enable_reclaim,
@@ -203,6 +216,7 @@ def read_config(
         cpu_burst_percent=burst.default_cpu_burst_percent,
         default_level=own.default_level,
         on_error=own.on_error,
+        eviction=eviction,
         target=target,
         version=version,
     )
@@ -212,12 +226,13 @@ def read_config(
 def _report_unused(kind: type, raw: object, report: Report, path: str) -> None:
     if not isinstance(raw, Mapping):
         return
-    unused: frozenset[str] = getattr(kind, "unused", frozenset())
+    unused: Set[str] | Mapping[str, str] = getattr(kind, "unused", frozenset())
     reason = getattr(kind, "unused_reason", "is not supported, and is not used")
     below = {name.replace("_", ""): hint for name, hint in _HINTS[kind].items()}
     for key, value in raw.items():
         folded = str(key).lower()
         if folded in unused:
-            report.warn(child(path, key), reason)
+            own = unused[folded] if isinstance(unused, Mapping) else reason
+            report.warn(child(path, key), own)
         elif (hint := below.get(folded)) is not None and hint in _HINTS:
             _report_unused(hint, value, report, child(path, key))

@@ -7,6 +7,7 @@ than the plugin's own rounds. Used in the event loop's thread.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -207,6 +208,8 @@ class ClaimSession:
         self, connection: DaemonConnection, evictions: Sequence[Eviction], *, is_dry_run: bool
     ) -> list[EvictionResult]:
         """Proposes evictions one after the other; returns what became of each. Raises DaemonAwayError."""
+        from google.protobuf.duration_pb2 import Duration
+
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import cut_bytes
 
@@ -214,10 +217,16 @@ class ClaimSession:
         for each in evictions:
             reason = cut_bytes(each.reason, MOST_EVICTION_REASON_BYTES)
             request = api_pb2.EvictRequest(
-                pod_uid=each.pod_uid, owner=self._owner, reason=reason, is_dry_run=is_dry_run
+                pod_uid=each.pod_uid,
+                owner=self._owner,
+                reason=reason,
+                is_dry_run=is_dry_run,
+                grace_period=Duration(seconds=math.ceil(each.grace_s)) if each.grace_s else None,
             )
             try:
-                response = await connection.call(connection.admin.Evict, request, timeout=EVICTION_S)
+                response = await connection.call(
+                    connection.admin.Evict, request, timeout=EVICTION_S + each.grace_s
+                )
             except ClaimsRefusedError as error:
                 results.append(EvictionResult(each, EvictionOutcome.REFUSED, str(error)))
                 continue

@@ -14,6 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
+from runtimeproxy.katalyst.eviction_config import (
+    PATHS,
+    EvictionConfig,
+    duration_s,
+    is_dry_run,
+    is_switched_off,
+    of_plugin,
+    value_at,
+)
 from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.qos import NEVER_EVICTED
 from runtimeproxy.qosmanager.eviction import (
@@ -22,10 +31,9 @@ from runtimeproxy.qosmanager.eviction import (
     EvictOptions,
     EvictState,
     allowance,
-    request_of,
 )
 from runtimeproxy.qosmanager.plugin import Decision, Eviction, Mode, PluginContext
-from runtimeproxy.qosmanager.snapshot import Pod, Snapshot
+from runtimeproxy.qosmanager.snapshot import Measured, Metric, Pod, Snapshot
 
 SYNC_S: Final = 5.0
 """Between two looks. Source: katalyst-core, eviction-manager-sync-period."""
@@ -35,6 +43,9 @@ GAP_S: Final = 3 * SYNC_S
 """Without a look for so long, as while the daemon was away, all that has to last begins anew."""
 FRESH_S: Final = 10.0
 """How old the last sample may be that a plugin decides by: two looks."""
+STALE_S: Final = 30.0
+"""How long ago what a sample says may have been measured: Malachite's samples are older than the kernel's.
+Source: katalyst-core pkg/metaserver/agent/metric/provisioner/malachite/client, UpdateTimeout."""
 MOST_NAMED: Final = 5
 """Pods that an explanation names."""
 NEAREST: Final = 3
@@ -47,6 +58,8 @@ _MOST_SERVICES: Final = 256
 class ConditionState(EvictState):
     """Previous evictions, and how long conditions have been met."""
 
+    configured: EvictOptions = field(default_factory=EvictOptions)
+    """Those of the configuration's file; `options` are with what the cluster's configuration sets."""
     ran_s: float | None = None
     """The last look; None: none yet."""
     since_s: Mapping[str, float] = field(default_factory=dict)
@@ -55,6 +68,8 @@ class ConditionState(EvictState):
     """By scope: when a threshold was last met, hard or soft."""
     services: Mapping[str, float] = field(default_factory=dict)
     """By service: when a pod of it was last chosen."""
+    there_s: Mapping[str, float] = field(default_factory=dict)
+    """By uid of pods that were evicted: when each was last seen."""
 
 
 _StateT = TypeVar("_StateT", bound=ConditionState)
@@ -81,6 +96,8 @@ class MetThreshold(NamedTuple):
     """How many of them are evicted in one look."""
     hold_s: float = 0.0
     """How long it has to be met before anything is evicted."""
+    measured_s: float | None = None
+    """When that was measured by which it is met; None: now."""
 
 
 class LookResult(NamedTuple, Generic[_StateT]):
@@ -90,6 +107,20 @@ class LookResult(NamedTuple, Generic[_StateT]):
     findings: Sequence[MetThreshold] = ()
     notes: Sequence[str] = ()
     """Figures, and what is not known, for the explanation."""
+    left_out: Mapping[str, Sequence[Pod]] = {}
+    """By reason: pods that the plugin is off for."""
+
+
+class Setting(NamedTuple):
+    """An option that the configuration of the cluster may set."""
+
+    option: str
+    convert: Callable[[Any], float | bool] = lambda value: value
+    """From the value there."""
+
+
+def from_duration(option: str) -> Setting:
+    return Setting(option, duration_s)
 
 
 class ConditionPlugin(BoundedEvictPlugin[_StateT]):
@@ -99,10 +130,15 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
     interval_s: ClassVar[float] = SYNC_S
     options_type: ClassVar[type[Any] | None] = EvictOptions
     state_type: type[_StateT]
+    settings: ClassVar[Mapping[str, Setting]] = {}
+    """By the path of `EvictionConfig`; but for the grace period, which all have."""
+    is_one_in_a_look: ClassVar[bool] = False
+    """Whether thresholds are about the same, so that a pod that goes for one may be enough for others."""
 
     def setup(self, context: PluginContext) -> _StateT:
         assert self.options_type is not None  # noqa: S101 - each of them has options
-        return self.state_type(options=context.options or self.options_type())
+        options = context.options or self.options_type()
+        return self.state_type(options=options, configured=options)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
         return True
@@ -119,12 +155,35 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
         """The state without what has to last."""
         return replace(state, since_s={})
 
+    def set_options(self, config: EvictionConfig, configured: EvictOptions) -> dict[str, float | bool]:
+        """Options that the configuration of the cluster sets."""
+        found: dict[str, float | bool] = {}
+        for path, setting in self.settings.items():
+            value = value_at(config, path)
+            if value is not None:
+                found[setting.option] = setting.convert(value)
+        grace = of_plugin(self.name).grace
+        grace_s = value_at(config, grace) if grace else None
+        if grace_s is not None and grace_s > 0:
+            found["grace_seconds"] = float(grace_s)
+        return found
+
     def run(self, snapshot: Snapshot, state: _StateT) -> Decision[_StateT]:
-        now_s = snapshot.now_s
+        now_s, config = snapshot.now_s, snapshot.node.eviction
         if state.ran_s is not None and now_s - state.ran_s > GAP_S:
             state = self.begun_anew(state)
+        if is_switched_off(config, self.name):
+            paths = ", ".join(PATHS[path] for path in of_plugin(self.name).switches)
+            reason = f"switched off by {paths} of {snapshot.node.eviction_target}"
+            return Decision(self.begun_anew(replace(state, ran_s=now_s)), explanation=reason)
+        if snapshot.node.is_eviction_unknown:
+            # Its thresholds may be far above those of this node's file.
+            reason = "waits until it is known which AdminQoSConfiguration applies"
+            return Decision(self.begun_anew(replace(state, ran_s=now_s)), explanation=reason)
+        changed = self.set_options(config, state.configured)
+        state = replace(state, options=replace(state.configured, **changed), ran_s=now_s)  # type: ignore[arg-type]
         free = allowance(state, now_s)
-        state, findings, notes = self.find(snapshot, replace(state, ran_s=now_s), free)
+        state, findings, notes, left_out = self.find(snapshot, state, free)
         since_s = {each.scope: state.since_s.get(each.scope, now_s) for each in findings if each.is_hard}
         seen_s = {**state.seen_s, **{each.scope: now_s for each in findings}}
         state = replace(
@@ -136,8 +195,17 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
         evictions: list[Eviction] = []
         said: list[str] = []
         services = dict(state.services)
+        uids = {pod.uid for pod in snapshot.pods}
+        there_s = {
+            uid: now_s if uid in uids else state.there_s.get(uid, at_s) for uid, at_s in free.evicted.items()
+        }
+        # A pod that is still there is credited; what was measured before one has gone does not know of it.
+        settled_s = max((free.evicted[uid] if uid in uids else there_s[uid] for uid in there_s), default=None)
+        state = replace(state, there_s=there_s)
         for each in findings:
-            said.append(self._waits(each, state, now_s))
+            said.append(self._waits(each, state, now_s, settled_s))
+            if not said[-1] and evictions and self.is_one_in_a_look:
+                said[-1] = f"{each.scope}: {each.arithmetic}: waits for the pod that goes"
             if not said[-1]:
                 said[-1] = self._take(each, free, state.options, evictions, services, now_s)
         if evictions:
@@ -152,10 +220,18 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
             for scope, at_s in state.seen_s.items()
             if at_s < now_s
         )
-        explanation = "; ".join((*said, *notes)) or "no threshold is met"
-        return Decision(state, (), evictions, explanation)
+        named = (text for reason, pods in left_out.items() for text in _named(pods, reason))
+        is_computed_only = is_dry_run(config, self.name)
+        of_target = [f"{name} {value:g}" for name, value in changed.items()]
+        if is_computed_only:
+            of_target.insert(0, f"dry-run by {PATHS['dry_run']}")
+        if of_target:
+            of_target = [f"by {snapshot.node.eviction_target}: {', '.join(of_target)}"]
+        explanation = "; ".join((*said, *notes, *named, *of_target)) or "no threshold is met"
+        off_for = {reason: [pod.uid for pod in pods] for reason, pods in left_out.items()}
+        return Decision(state, (), evictions, explanation, left_out=off_for, is_dry_run=is_computed_only)
 
-    def _waits(self, finding: MetThreshold, state: _StateT, now_s: float) -> str:
+    def _waits(self, finding: MetThreshold, state: _StateT, now_s: float, settled_s: float | None) -> str:
         """Why nothing is evicted for it yet; empty if something may be."""
         place = f"{finding.scope}: {finding.arithmetic}"
         if not finding.is_hard:
@@ -165,6 +241,9 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
             return f"{place}: met for {held_s:.0f} s of {finding.hold_s:.0f} s"
         if state.cool_until_s is not None and now_s < state.cool_until_s:
             return f"{place}: cooling for {state.cool_until_s - now_s:.0f} s"
+        measured_s = finding.measured_s
+        if settled_s is not None and measured_s is not None and measured_s <= settled_s:
+            return f"{place}: measured {now_s - measured_s:.0f} s ago, before the last pod had gone"
         return ""
 
     def _take(
@@ -188,7 +267,7 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
             free.excluded.add(pod.uid)
             services[service_of(pod)] = now_s
             reason = "; ".join(filter(None, (place, arithmetic)))
-            evictions.append(Eviction(pod.uid, reason))
+            evictions.append(Eviction(pod.uid, reason, options.grace_seconds))
         if not taken:
             return f"{place}: no pod that may be evicted"
         return f"{place}: pods to evict: {taken}"
@@ -197,6 +276,19 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
 def may_go(pod: Pod, plugin: str, free: Allowance) -> bool:
     """Whether a pod may be evicted: by its class, its own annotation, and what was chosen before."""
     return pod.qos not in NEVER_EVICTED and pod.eviction.allows(plugin) and pod.uid not in free.excluded
+
+
+def fresh(snapshot: Snapshot, cgroup: str, metric: Metric) -> Measured | None:
+    """Return the last sample if it, and what it says, is fresh; with the time of measurement, never None."""
+    found = snapshot.metrics.measured(cgroup, metric, FRESH_S)
+    if found is None or found.at_s is None:
+        return None if found is None else Measured(found.value, snapshot.now_s)
+    return found if snapshot.now_s - found.at_s <= STALE_S else None
+
+
+def fresh_value(snapshot: Snapshot, cgroup: str, metric: Metric) -> float | None:
+    found = fresh(snapshot, cgroup, metric)
+    return None if found is None else found.value
 
 
 # --- pods ---------------------------------------------------------------------------------------------------
@@ -208,35 +300,42 @@ def reclaimed_pods(pods: Iterable[Pod]) -> list[Pod]:
 
 def known_request(pod: Pod, resource: str) -> int | None:
     """Return what a pod requests of a resource; None: not known."""
-    if any(resource in container.requests for container in pod.containers):
-        return request_of(pod, resource)
+    # Called for each pod in each look: one pass, no generators.
+    total: int | None = None
+    for container in pod.containers:
+        amount = container.requests.get(resource)
+        if amount is not None:
+            total = amount if total is None else total + amount
+    if total is not None:
+        return total
     if pod.has_known_requests:
         return 0
     return pod.requests.get(resource)
 
 
-def requests_by_pod(pods: Iterable[Pod], resource: str) -> tuple[dict[str, int], list[str]]:
-    """Return the requests by uid, and the names of pods that are left out as theirs is not known."""
+def requests_by_pod(pods: Iterable[Pod], resource: str) -> tuple[dict[str, int], list[Pod]]:
+    """Return the requests by uid, and pods that are left out as theirs is not known."""
     found: dict[str, int] = {}
-    unknown: list[str] = []
+    unknown: list[Pod] = []
     for pod in pods:
         amount = known_request(pod, resource)
         if amount is not None:
             found[pod.uid] = amount
         elif pod.containers:
-            unknown.append(pod.full_name)
+            unknown.append(pod)
     return found, unknown
 
 
 UNKNOWN_REQUEST: Final = "neither the API server, nor the kubelet's state, nor an annotation tells"
 
 
-def left_out(names: Sequence[str], reason: str) -> list[str]:
-    """Return the note about pods that a plugin is off for; none without pods."""
-    if not names:
+def _named(pods: Sequence[Pod], reason: str) -> list[str]:
+    """The note about pods that a plugin is off for; none without pods."""
+    if not pods:
         return []
+    names = sorted(pod.full_name for pod in pods)
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return [f"left out: {', '.join(sorted(names)[:MOST_NAMED])}{more}: {reason}"]
+    return [f"left out: {', '.join(names[:MOST_NAMED])}{more}: {reason}"]
 
 
 _GENERATED: Final = re.compile(
@@ -282,9 +381,11 @@ def nearest_in_turn(
         firsts: dict[str, Pod] = {}
         for pod in equals:
             firsts.setdefault(service_of(pod), pod)
-        nearest = list(firsts)[:NEAREST]
+            if len(firsts) == NEAREST:
+                break
         # Sorts are stable: of those that were never chosen the nearest one is first.
-        turns = [firsts[each] for each in sorted(nearest, key=lambda each: services.get(each, float("-inf")))]
+        turns = [firsts[each] for each in sorted(firsts, key=lambda each: services.get(each, float("-inf")))]
         ordered += turns
-        ordered += (pod for pod in equals if pod not in turns)
+        chosen = {pod.uid for pod in turns}
+        ordered += (pod for pod in equals if pod.uid not in chosen)
     return ordered

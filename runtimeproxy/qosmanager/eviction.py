@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
+from runtimeproxy.config.settings import Within
 from runtimeproxy.qos import NEVER_EVICTED, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.plugin import (
+    MOST_GRACE_S,
     Decision,
     Eviction,
     EvictionOutcome,
@@ -47,6 +49,8 @@ class EvictOptions:
     per_seconds: int = 60
     same_pod_after_seconds: int = 300
     """A pod that was chosen is not chosen again before."""
+    grace_seconds: Annotated[float, Within(0, MOST_GRACE_S)] = 0.0
+    """How long its containers may take to end, where the runtime stops them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +149,8 @@ def choose(
                 f"then {unit(missing[name])}"
                 for name, amount in released.items()
             )
-            evictions.append(Eviction(pod.uid, "; ".join((f"{task.feature}: {task.arithmetic}", *amounts))))
+            reason = "; ".join((f"{task.feature}: {task.arithmetic}", *amounts))
+            evictions.append(Eviction(pod.uid, reason, options.grace_seconds))
     said = [f"{task.feature}: {task.arithmetic}" for task in tasks]
     if any(missing.values()) and len(evictions) == left:
         said.append(f"no more than {options.most_pods} pods in {options.per_seconds} s")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.errors import described
 from runtimeproxy.qosmanager.plugin import (
+    MOST_GRACE_S,
     AnyPlugin,
     Change,
     Claim,
@@ -32,7 +33,7 @@ from runtimeproxy.qosmanager.plugin import (
 )
 from runtimeproxy.qosmanager.snapshot import Level
 from runtimeproxy.units import MAX_INT64
-from runtimeproxy.vocabulary import MOST_TARGET, MOST_VALUE
+from runtimeproxy.vocabulary import MOST_LEFT_OUT_REASONS, MOST_TARGET, MOST_VALUE
 
 if TYPE_CHECKING:
     from runtimeproxy.logs import FailureLog
@@ -80,6 +81,8 @@ class PluginRunner:
         self.problem = ""
         """Why it is left out now; empty if it is not."""
         self.explanation = ""
+        self.left_out: Mapping[str, tuple[str, ...]] = {}
+        """By reason: the pods that it left out in its last run."""
         self._failures = failures
         self._clock = clock
         self._time_limit_s = time_limit_s
@@ -108,6 +111,7 @@ class PluginRunner:
     def forget(self) -> None:
         """Has the plugin begin anew."""
         self._state, self.has_state, self._results, self.is_enabled = None, False, (), None
+        self.left_out = {}
         self._beginnings += 1
 
     def is_due(self, now_s: float) -> bool:
@@ -137,6 +141,7 @@ class PluginRunner:
         self._state, self.has_state = result.decision.state, result.is_enabled
         self.is_enabled = result.is_enabled
         self.explanation = result.decision.explanation
+        self.left_out = {reason: tuple(uids) for reason, uids in result.decision.left_out.items()}
         if self._pause_s:
             logger.info("%s: decides again", self.plugin.name)
         self.problem, self._pause_s = "", 0.0
@@ -217,8 +222,27 @@ def decision_problem(answer: object) -> str:
     for (target, field, role), count in keys.most_common(1):
         if count > 1:
             return f"two claims for {field} of {target.level.name.lower()} {target.id} with the role {role}"
-    wrong = (each for each in decision.evictions if not (_is_name(each.pod_uid) and _is_text(each.reason)))
-    return "an eviction has no uid or no reason" if next(wrong, None) is not None else ""
+    problem = next((text for each in decision.evictions if (text := _eviction_problem(each))), "")
+    return problem or _left_out_problem(decision.left_out)
+
+
+def _eviction_problem(eviction: Eviction) -> str:
+    uid, reason, grace_s = tuple[Any, ...](eviction)
+    if not (_is_name(uid) and _is_text(reason)):
+        return "an eviction has no uid or no reason"
+    is_grace = isinstance(grace_s, int | float) and 0 <= grace_s <= MOST_GRACE_S
+    return "" if is_grace else f"an eviction has the grace period {grace_s!r:.50}"
+
+
+def _left_out_problem(left_out: object) -> str:
+    if not isinstance(left_out, Mapping) or len(left_out) > MOST_LEFT_OUT_REASONS:
+        return f"left_out is no mapping of at most {MOST_LEFT_OUT_REASONS} reasons"
+    if not all(map(_is_text, left_out)):
+        return "left_out has a reason that is no text"
+    for uids in left_out.values():
+        if not isinstance(uids, Sequence) or isinstance(uids, str) or not all(map(_is_name, uids)):
+            return "left_out has no uids of pods"
+    return ""
 
 
 def _entries_problem(name: str, entries: object, kind: type, most: int) -> str:

@@ -17,6 +17,7 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy import __version__, api_names
 from runtimeproxy.api_names import plugin_status
 from runtimeproxy.config.schema import validator_of
+from runtimeproxy.katalyst.eviction_config import PATHS, EvictionConfig
 from runtimeproxy.qos import (
     QOS_CLASS_LABEL,
     KubeQoSClass,
@@ -42,7 +43,7 @@ from runtimeproxy.qosmanager.snapshot import (
 )
 from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, parse_cpu_list
-from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, ClaimKey
+from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_EXPLANATION_BYTES, ClaimKey
 
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
@@ -143,6 +144,10 @@ def _quota_us(message: api_pb2.Container) -> int | None:
 def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[str, ...]]:
     """The node, its strategies, and the problems with them."""
     system = next((pool for pool in message.pools if pool.name == "system"), None)
+    of_target = [each for each in message.strategies if each.path in _EVICTION]
+    eviction_target = next((each.provenance.strategy for each in of_target), "")
+    texts = {_EVICTION[each.path]: each.value for each in of_target}
+    eviction, eviction_problems = strategy_of(EvictionConfig, "", texts)
     node = Node(
         cpus=tuple(map(_cpu, (cpu for cpu in message.cpus if cpu.is_online))),
         capacity=dict(message.capacity),
@@ -170,6 +175,12 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
         },
         memory_bytes=dict(message.memory_bytes),
         cpu_pools=_cpu_pools(message) if message.HasField("katalyst_pool_settings") else None,
+        eviction=eviction,
+        eviction_target=eviction_target,
+        is_eviction_unknown=any(
+            each.name == _KATALYST and each.state == api_pb2.NodeInput.STATE_UNKNOWN
+            for each in message.inputs
+        ),
     )
     fields = {each.path: each.value for each in message.plugin_strategies}
     threshold, threshold_problems = strategy_of(Threshold, "threshold", fields)
@@ -181,7 +192,14 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
         colocation=colocation,
         host_applications=tuple(map(_host_application, message.host_applications)),
     )
-    return node, strategies, (*threshold_problems, *burst_problems, *colocation_problems)
+    problems = (*threshold_problems, *burst_problems, *colocation_problems, *eviction_problems)
+    return node, strategies, problems
+
+
+_EVICTION: Final = {shown: f".{path}" for path, shown in PATHS.items()}
+"""Of Katalyst's dynamic configuration, by their paths there."""
+_KATALYST: Final = "katalyst"
+"""The name of that input of the daemon's."""
 
 
 def _cpu_pools(message: api_pb2.GetNodeResponse) -> CpuPools:
@@ -325,7 +343,7 @@ def report_message(
         plugin_status(
             each._replace(
                 problem=cut_bytes(each.problem, MOST_CLAIM_REASON_BYTES),
-                explanation=cut_bytes(each.explanation, MOST_CLAIM_REASON_BYTES),
+                explanation=cut_bytes(each.explanation, MOST_EXPLANATION_BYTES),
             )
         )
         for each in plugins

@@ -220,6 +220,7 @@ class _PluginEntry:
             len(self.session.claims),
             runner.problem or self.refused,
             runner.explanation,
+            runner.left_out,
         )
 
     @property
@@ -462,7 +463,8 @@ class QosManager:
         elif not is_enforced:
             self._explain(entry, claims)
         if evictions:
-            results = await session.evict(connection, evictions, is_dry_run=not is_enforced)
+            is_dry_run = not is_enforced or result.decision.is_dry_run
+            results = await session.evict(connection, evictions, is_dry_run=is_dry_run)
             runner.note_evictions(results)
             for each in results:
                 level = logging.INFO if each.outcome in _TOLD_OUTCOMES else logging.DEBUG

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from runtimeproxy.qos import KubeQoSClass
@@ -19,6 +20,8 @@ from runtimeproxy.vocabulary import Mode as Mode
 from runtimeproxy.vocabulary import Role as Role
 
 StateT = TypeVar("StateT")
+MOST_GRACE_S: Final = 3_600.0
+"""The daemon gives no pod more time to end."""
 
 
 class Target(NamedTuple):
@@ -72,6 +75,9 @@ class Eviction(NamedTuple):
     pod_uid: str
     reason: str
     """For people and the audit; with the arithmetic."""
+    grace_s: float = 0.0
+    """How long its containers may take to end, up to `MOST_GRACE_S`; where the API server evicts, the pod's
+    own grace period applies."""
 
 
 class EvictionOutcome(StrEnum):
@@ -115,6 +121,10 @@ class Decision(NamedTuple, Generic[StateT]):
     explanation: str = ""
     """The decision as a whole in a sentence or some, for status and log."""
     node_report: NodeReport | None = None
+    left_out: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """By reason: uids of the pods that it is off for."""
+    is_dry_run: bool = False
+    """Whether the configuration of the cluster says that evictions are computed only."""
 
 
 class Need(NamedTuple):

@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
+from runtimeproxy.katalyst.eviction_config import NO_EVICTION_CONFIG, EvictionConfig
 from runtimeproxy.katalyst.names import RECLAIM, pool_and_numa_node
 from runtimeproxy.qos import DEFAULT_PRIORITIES, KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.slo.dynamic import asked_plugins
@@ -257,6 +258,12 @@ class Node:
     """By NUMA node; empty: not known."""
     cpu_pools: CpuPools | None = None
     """None: there are none, or they are off."""
+    eviction: EvictionConfig = NO_EVICTION_CONFIG
+    """What Katalyst's dynamic configuration says of evictions."""
+    eviction_target: str = ""
+    """The target that says so; empty: none."""
+    is_eviction_unknown: bool = False
+    """Whether there may be such a target that the daemon does not know yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,6 +337,15 @@ class Window:
     """How many samples; at least 1."""
 
 
+class Measured(NamedTuple):
+    """The last sample of one metric of one cgroup."""
+
+    value: float
+    at_s: float | None = None
+    """When it was measured, by `Snapshot.now_s`: where the samples come from Malachite some seconds before it
+    became a sample, and several samples may say what was measured once. None: with its sample."""
+
+
 class Metrics(Protocol):
     """The samples."""
 
@@ -346,6 +362,11 @@ class Metrics(Protocol):
         """The last sample; None: there is none of the last `length_s` seconds. Arguments as of `window`."""
         window = self.window(cgroup, metric, length_s)
         return None if window is None else window.last
+
+    def measured(self, cgroup: str, metric: Metric, length_s: float) -> Measured | None:
+        """The last sample and when it was measured; of parts, those of the first. Otherwise as `last`."""
+        value = self.last(cgroup, metric, length_s)
+        return None if value is None else Measured(value)
 
     def numa_windows(self, cgroup: str, length_s: float) -> Mapping[int, Window]:
         """The samples of `MEMORY_NUMA` by NUMA node; empty: there are none. Arguments as of `window`."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from runtimeproxy import labels, qos
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.katalyst import dynamic_config, levels
+from runtimeproxy.katalyst import dynamic_config, eviction_config, levels
 from runtimeproxy.node import devices, facts, snapshot
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.slo import reading, schema, strategies
@@ -47,7 +47,8 @@ def _plain_classes(*modules: ModuleType) -> Iterator[type]:
 CLASSES: Final[Mapping[str, type]] = {
     each.__name__: each
     for each in _plain_classes(
-        *(snapshot, facts, devices, labels, qos, schema, strategies, reading, levels, dynamic_config)
+        *(snapshot, facts, devices, labels, qos, schema, strategies, reading, levels, dynamic_config),
+        eviction_config,
     )
 }
 """All classes of the snapshot's values, by name."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.config.validation import feature_gates
 from runtimeproxy.hooks.owners import BUILT_IN
+from runtimeproxy.katalyst.eviction_config import OF_PLUGINS, asked_evictions
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.upkeep import KOORDLETS_CLAIMS
 from runtimeproxy.logs import FailureLog
@@ -151,7 +152,8 @@ def wanted_plugins(settings: Settings, node: Node, pods: Iterable[PodRecord]) ->
     if is_on["cpu-burst"]:
         bursts = (node.strategy_for(recorded_pod(pod)).cpu_burst.policy for pod in pods)
     asked = asked_plugins(has_thresholds=node.strategies.threshold.enable, bursts=bursts)
-    return chosen | {name for name in asked if is_on[name] and is_gated_on(name, gates)}
+    found = {name for name in asked if is_on[name] and is_gated_on(name, gates)}
+    return chosen | found | asked_evictions(node.katalyst.eviction)
 
 
 def chosen_plugins(settings: Settings) -> frozenset[str]:
@@ -173,6 +175,11 @@ def left_plugins(wanted: Iterable[str], settings: Settings, *, has_koordlet: boo
     if not settings.cgroups.enabled:
         return dict.fromkeys(wanted, "cgroups.enabled is false")
     found: dict[str, str] = {}
+    for name in OF_PLUGINS.keys() & set(wanted):
+        own = settings.plugins.get(name)
+        if own is None or own.mode in (None, "off"):
+            # What Katalyst's configuration asks for is not done before this node's says so.
+            found[name] = f"[plugins.{name}] mode is off"
     taken = set(settings.ledger.take_from_koordlet)
     for name in GATES.keys() & set(wanted) if has_koordlet else ():
         fields = {rule.partition(" ")[0] for rule in BUILT_IN[name].allow}

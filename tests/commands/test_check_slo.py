@@ -499,7 +499,7 @@ def test_nothing_else_loads_what_the_command_needs() -> None:
 
 def test_targets_of_katalysts_dynamic_configuration(run: Run) -> None:
     """Which one applies to a node of this name and with these labels; an invalid one is an error."""
-    on = {"reclaimedResourceConfig": {"enableReclaim": True}, "evictionConfig": {}}
+    on = {"reclaimedResourceConfig": {"enableReclaim": True}, "qrmPluginConfig": {}}
     file = write(
         "targets.yaml",
         custom_config({0: ["pool"]}),
@@ -514,7 +514,7 @@ def test_targets_of_katalysts_dynamic_configuration(run: Run) -> None:
     assert "target gold: applies: selects the node by its labels" in lines
     assert "  reclaimedResourceConfig.enableReclaim  true" in lines
     assert "target one: does not apply: ephemeralSelector.nodeNames has no node-1" in lines
-    place = f"{file}: AdminQoSConfiguration gold: spec.config.evictionConfig"
+    place = f"{file}: AdminQoSConfiguration gold: spec.config.qrmPluginConfig"
     assert f"warning: {place} is not supported, and is not used" in lines
     assert lines[-1] == "valid"
     _, out, _ = run(file, "--node-name", "node-9", "--output", "json")

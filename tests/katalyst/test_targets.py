@@ -311,7 +311,7 @@ def test_the_fields_and_those_that_are_not_supported() -> None:
             "cpuBurstConfig": {"enableDedicatedCoresDefaultCPUBurst": True, "defaultCPUBurstPercent": 50}
         },
         "runtimeProxyConfig": {"snbRatio": 1.5, "defaultLevel": "shared_cores", "reservedCPUs": "0-1"},
-        "evictionConfig": {"dryRun": ["*"]},
+        "qrmPluginConfig": {},
         "newerConfig": {},
         "advisorConfg": None,
     }
@@ -330,7 +330,7 @@ def test_the_fields_and_those_that_are_not_supported() -> None:
         "reclaimedResourceConfig.reservedResourceForReport": False,
         "advisorConfig.memoryAdvisorConfig": False,
         "runtimeProxyConfig.reservedCPUs": False,
-        "evictionConfig": False,
+        "qrmPluginConfig": False,
         "newerConfig": False,
         "advisorConfg": True,
     }

@@ -143,10 +143,10 @@ def test_a_file_that_cannot_be_read_keeps_its_targets(watched: Watched) -> None:
 
 
 def test_a_field_that_is_not_supported_is_named(watched: Watched) -> None:
-    watched.write(target("all", config={**ON, "evictionConfig": {}, "reclaimedResourceConfg": {}}))
+    watched.write(target("all", config={**ON, "qrmPluginConfig": {}, "reclaimedResourceConfg": {}}))
     file = watched.objects / "katalyst.yaml"
     assert watched.seen.notes == (
-        f"{file}: AdminQoSConfiguration all: spec.config.evictionConfig is not supported, and is not used",
+        f"{file}: AdminQoSConfiguration all: spec.config.qrmPluginConfig is not supported, and is not used",
     )
     (problem,) = watched.seen.problems
     assert "reclaimedResourceConfg is not a known field" in problem

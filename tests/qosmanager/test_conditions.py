@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from runtimeproxy.katalyst.eviction_config import EvictionConfig
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.conditions import (
     CONDITION_S,
@@ -18,13 +19,13 @@ from runtimeproxy.qosmanager.conditions import (
     MetThreshold,
     Victim,
     known_request,
-    left_out,
     nearest_in_turn,
     service_of,
 )
 from runtimeproxy.qosmanager.eviction import Allowance, EvictOptions
+from runtimeproxy.qosmanager.framework import decision_problem
 from runtimeproxy.qosmanager.plugin import Decision, Eviction, EvictionOutcome, EvictionResult, PluginContext
-from runtimeproxy.qosmanager.snapshot import Pod, PodEviction, Snapshot
+from runtimeproxy.qosmanager.snapshot import Node, Pod, PodEviction, Snapshot
 from tests.qosmanager.snapshots import container_of, pod_of
 
 
@@ -42,13 +43,14 @@ class Programmed(ConditionPlugin[ConditionState]):
 
     def __init__(self) -> None:
         self.findings: Sequence[MetThreshold] = ()
+        self.left_out: Mapping[str, Sequence[Pod]] = {}
 
     def cool_s(self, state: ConditionState) -> float:
         assert isinstance(state.options, Options)
         return state.options.cool_seconds
 
     def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> LookResult[ConditionState]:
-        return LookResult(state, self.findings)
+        return LookResult(state, self.findings, (), self.left_out)
 
 
 class Driver:
@@ -56,11 +58,12 @@ class Driver:
 
     def __init__(self, options: Options | None = None) -> None:
         self.plugin = Programmed()
+        self.node = Node()
         self.state = self.plugin.setup(PluginContext(gates={}, options=options))
 
-    def at(self, now_s: float, *findings: MetThreshold) -> Decision[ConditionState]:
+    def at(self, now_s: float, *findings: MetThreshold, pods: Iterable[Pod] = ()) -> Decision[ConditionState]:
         self.plugin.findings = findings
-        decision = self.plugin.run(Snapshot(now_s=now_s), self.state)
+        decision = self.plugin.run(Snapshot(now_s=now_s, pods=tuple(pods), node=self.node), self.state)
         self.state = decision.state
         return decision
 
@@ -251,9 +254,70 @@ def test_requests(pod: Pod, expected: int | None) -> None:
     assert known_request(pod, "x") == expected
 
 
-def test_left_out_pods_are_named() -> None:
-    assert left_out([], "why") == []
-    assert left_out(["n/b", "n/a"], "why") == ["left out: n/a, n/b: why"]
-    assert left_out([f"n/p{n}" for n in range(7)], "why") == [
-        "left out: n/p0, n/p1, n/p2, n/p3, n/p4 and 2 more: why"
-    ]
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("", "no threshold is met"),
+        ("ba", "left out: default/a, default/b: why"),
+        ("abcdefg", "left out: default/a, default/b, default/c, default/d, default/e and 2 more: why"),
+    ],
+)
+def test_left_out_pods_are_named(names: str, expected: str) -> None:
+    driver = Driver()
+    driver.plugin.left_out = {"why": [pod_of(name) for name in names]}
+    decision = driver.at(0)
+    assert decision.explanation == expected
+    assert decision.left_out == {"why": list(names)}
+    assert decision_problem(decision) == ""
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "is_there", "expected"),
+    [
+        pytest.param(None, False, ["b"], id="now"),
+        # `a` was evicted at 0, and seen at 5 for the last time.
+        pytest.param(5.0, False, [], id="before-it-had-gone"),
+        pytest.param(6.0, False, ["b"], id="after-it-had-gone"),
+        # One that does not go is no reason to wait for ever.
+        pytest.param(0.0, True, [], id="before-it-was-evicted"),
+        pytest.param(1.0, True, ["b"], id="it-stays"),
+    ],
+)
+def test_what_was_measured_before_a_pod_had_gone_evicts_no_other(
+    measured_s: float | None, *, is_there: bool, expected: list[str]
+) -> None:
+    driver = Driver()
+    a, b = pod_of("a"), pod_of("b")
+    assert [each.pod_uid for each in driver.at(0, finding("a"), pods=(a, b)).evictions] == ["a"]
+    driver.at(5, pods=(a, b))
+    decision = driver.at(10, finding("b", measured_s=measured_s), pods=(a, b) if is_there else (b,))
+    assert [each.pod_uid for each in decision.evictions] == expected
+    assert ("before the last pod had gone" in decision.explanation) is (expected == [])
+
+
+def test_it_waits_for_the_configuration_of_the_cluster() -> None:
+    """What had to last begins anew when that is known."""
+    driver = Driver()
+    held = finding("a", hold_s=10.0)
+    assert driver.uids(0, held) == []
+    driver.node = Node(is_eviction_unknown=True)
+    assert driver.at(5, held).explanation.startswith("waits until it is known")
+    driver.node = Node()
+    assert [driver.uids(at_s, held) for at_s in (10, 15, 20)] == [[], [], ["a"]]
+
+
+def test_the_configuration_of_the_cluster_names_plugins_of_other_packages_too() -> None:
+    driver = Driver()
+    for names, expected in (
+        ((), False),
+        (("*",), True),
+        (("-programmed", "*"), False),
+        (("programmed",), True),
+    ):
+        driver.node = Node(eviction=EvictionConfig(dry_run=names))
+        assert driver.at(0).is_dry_run is expected
+
+
+def test_the_grace_period_is_an_option() -> None:
+    (eviction,) = Driver(Options(grace_seconds=20.0)).at(0, finding("a")).evictions
+    assert eviction.grace_s == 20.0

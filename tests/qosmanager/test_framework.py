@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from math import nan
 from typing import Any, cast
 
 import pytest
@@ -277,6 +278,17 @@ NONSENSE: list[tuple[Any, str]] = [
         "evictions has 65 entries, at most 64 are possible",
     ),
     (Decision(1, (), (Eviction("u\n", "why"),)), "an eviction has no uid or no reason"),
+    (Decision(1, (), (Eviction("u", "why", -1),)), "an eviction has the grace period -1"),
+    (Decision(1, (), (Eviction("u", "why", nan),)), "an eviction has the grace period nan"),
+    (Decision(1, (), (Eviction("u", "why", 3_601),)), "an eviction has the grace period 3601"),
+    (Decision(1, left_out=()), "left_out is no mapping of at most 16 reasons"),  # type: ignore[arg-type]
+    (
+        Decision(1, left_out=dict.fromkeys("abcdefghijklmnopq", ())),
+        "left_out is no mapping of at most 16 reasons",
+    ),
+    (Decision(1, left_out={"": ()}), "left_out has a reason that is no text"),
+    (Decision(1, left_out={"why": "uid"}), "left_out has no uids of pods"),
+    (Decision(1, left_out={"why": [1]}), "left_out has no uids of pods"),  # type: ignore[list-item]
     (
         Decision(1, (QUOTA._replace(value=1 << 63),)),
         "'cpu.cfs_quota_us' of qos_class BestEffort is 9223372036854775808",

@@ -8,6 +8,8 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.katalyst.dynamic_config import read_config
+from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.from_api import claim_message, claims_of, node_of, pod_of, strategy_of
 from runtimeproxy.qosmanager.plugin import Claim, Role, Target
@@ -23,6 +25,7 @@ from runtimeproxy.qosmanager.snapshot import (
     PodEviction,
     Strategies,
 )
+from runtimeproxy.service.api.strategies import katalyst_fields
 from runtimeproxy.slo.schema import (
     AggregatePolicy,
     CgroupBase,
@@ -224,6 +227,33 @@ def test_a_node_has_all_that_its_message_says() -> None:
         ),
         (),
     )
+
+
+def test_what_the_cluster_says_of_evictions_comes_as_it_was_read() -> None:
+    """All fields, by what `GetNode` says of them."""
+    raw = {
+        "dryRun": ["*"],
+        "cpuPressureEvictionConfig": {"loadUpperBoundRatio": 2, "loadEvictionCoolDownTime": "5m"},
+        "memoryPressureEvictionConfig": {"enableRSSOveruseEviction": True, "gracePeriod": 3},
+        "reclaimedResourcesEvictionConfig": {"evictionThreshold": {RECLAIMED_MILLICPU: 3}},
+    }
+    read = read_config({"evictionConfig": raw}, target="AdminQoSConfiguration gold", version="1")
+    message = api_pb2.GetNodeResponse(strategies=katalyst_fields(read.config, ()))
+    node, _, problems = node_of(api_pb2.GetNodeResponse.FromString(message.SerializeToString()))
+    assert (node.eviction, node.eviction_target, problems) == (
+        read.config.eviction,
+        "AdminQoSConfiguration gold",
+        (),
+    )
+    # One that a newer daemon knows leaves what the plugin has.
+    (field,) = (each for each in message.strategies if each.path.endswith("loadUpperBoundRatio"))
+    field.value = '"much"'
+    node, _, (problem,) = node_of(message)
+    assert node.eviction.cpu_pressure_eviction_config.load_upper_bound_ratio is None
+    assert "load_upper_bound_ratio" in problem
+    assert not node.is_eviction_unknown
+    message.inputs.add(name="katalyst", state=api_pb2.NodeInput.STATE_UNKNOWN)
+    assert node_of(message)[0].is_eviction_unknown
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,16 @@ import pkgutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor
 from runtimeproxy.slo.schema import CpuSuppressPolicy
 from runtimeproxy.testing.node.replay import AdvisorReplay, replayed
 from runtimeproxy.testing.node.simulation import changes_of_direction
-from tests.scenarios import scenarios
+from tests.scenarios import evictions, scenarios
 from tests.scenarios.upstream import UpstreamBurst
 
 if TYPE_CHECKING:
@@ -126,7 +128,13 @@ def main(
     if recording:
         judge(target, Path(recording), reference)
         return
-    for name, run in SCENARIOS.items():
+    with TemporaryDirectory() as files:
+        own = {f"katalyst-{name}": partial(evictions.eviction, name, Path(files)) for name in evictions.CASES}
+        draw_all({**SCENARIOS, **own}, target)
+
+
+def draw_all(drawn: Mapping[str, Callable[[], scenarios.Scenario]], target: Path) -> None:
+    for name, run in drawn.items():
         began = time.perf_counter()
         scenario = run()
         ran_s = time.perf_counter() - began

@@ -19,6 +19,7 @@ from runtimeproxy.config.settings import (
     QosManagerSettings,
     Settings,
 )
+from runtimeproxy.katalyst.dynamic_config import read_config
 from runtimeproxy.ledger.leases import LEASE_S
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.pods.records import PodRecord
@@ -113,6 +114,31 @@ def test_what_is_asked_for(
     strategies = Strategies(threshold=Threshold(enable=threshold), cpu_burst=CpuBurstStrategy(policy=burst))
     pods = [PodRecord(id="a", name="web", namespace="shop")]
     assert wanted_plugins(settings, Node(strategies=strategies), pods) == expected
+
+
+def evictions(**config: Any) -> Node:
+    """A node with a target that says so."""
+    found = read_config({"evictionConfig": config})
+    return Node(katalyst=found.config)
+
+
+def test_what_a_target_of_katalysts_asks_for_is_told() -> None:
+    """It is missing where the plugin is on and no manager runs, and left where it is off."""
+    node = evictions(memoryPressureEvictionConfig={"enableRSSOveruseEviction": True})
+    (name,) = wanted_plugins(Settings(), node, [])
+    assert name == "katalyst-rss-overuse"
+    expected = {name: "[plugins.katalyst-rss-overuse] mode is off"}
+    for own in ({}, {name: PluginSettings()}, {name: PluginSettings(mode="off")}):
+        for has_koordlet in (False, True):
+            assert left_plugins([name], Settings(plugins=own), has_koordlet=has_koordlet) == expected
+    found = verdict(Situation(frozenset({name}), expected))
+    assert found.state is State.LEFT
+    assert "mode is off" in found.note
+    # Koordlet does not do it.
+    on = Settings(plugins={name: PluginSettings(mode="dry-run")})
+    assert left_plugins([name], on, has_koordlet=True) == {}
+    off = evictions(memoryPressureEvictionConfig={"enableRSSOveruseEviction": False})
+    assert wanted_plugins(on, off, []) == frozenset()
 
 
 def test_a_burst_is_asked_for_by_pods_that_run() -> None:

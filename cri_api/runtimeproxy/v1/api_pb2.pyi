@@ -2641,6 +2641,7 @@ class QosPluginStatus(_message.Message):
     CLAIMS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: Global___Mode.ValueType
     """Off: by configuration or feature gate."""
@@ -2652,6 +2653,10 @@ class QosPluginStatus(_message.Message):
     """Why it does not decide, or its claims are not taken; empty if it does."""
     explanation: _builtins.str
     """What it decided by last."""
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOutPods]:
+        """Pods that it leaves out now. A status has none of them: `Explain` of such a pod says so."""
+
     def __init__(
         self,
         *,
@@ -2661,14 +2666,40 @@ class QosPluginStatus(_message.Message):
         claims: _builtins.int = ...,
         problem: _builtins.str = ...,
         explanation: _builtins.str = ...,
+        left_out: _abc.Iterable[Global___LeftOutPods] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "explanation", b"explanation", "is_wanted", b"is_wanted", "mode", b"mode", "name", b"name", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "explanation", b"explanation", "is_wanted", b"is_wanted", "left_out", b"left_out", "mode", b"mode", "name", b"name", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QosPluginStatus: _TypeAlias = QosPluginStatus  # noqa: Y015
+
+@_typing.final
+class LeftOutPods(_message.Message):
+    """Pods that a plugin of the QoS manager leaves out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    POD_UIDS_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def pod_uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        pod_uids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pod_uids", b"pod_uids", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeftOutPods: _TypeAlias = LeftOutPods  # noqa: Y015
 
 @_typing.final
 class EvictionStatus(_message.Message):
@@ -4433,7 +4464,8 @@ class ExplainResponse(_message.Message):
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Labels, annotations and their fields in Koordinator's domains that are not known, and so not used, and
-        are near no known name: they may be a newer Koordinator's.
+        are near no known name: they may be a newer Koordinator's. Behind them plugins of the QoS manager that
+        leave the pod out, with the reason.
         """
 
     def __init__(

@@ -22,7 +22,10 @@ from runtimeproxy.qosmanager.conditions import (
     ConditionState,
     LookResult,
     MetThreshold,
+    Setting,
     Victim,
+    fresh_value,
+    from_duration,
     may_go,
     nearest_in_turn,
 )
@@ -80,6 +83,16 @@ class KatalystCpuLoad(ConditionPlugin[LoadState]):
     name: ClassVar[str] = "katalyst-cpu-load"
     options_type: ClassVar[type[Any] | None] = LoadOptions
     state_type = LoadState
+    settings: ClassVar[Mapping[str, Setting]] = {
+        f"cpu_pressure_eviction_config.{name}": setting
+        for name, setting in (
+            ("load_upper_bound_ratio", Setting("upper_ratio")),
+            ("load_lower_bound_ratio", Setting("lower_ratio")),
+            ("load_threshold_met_percentage", Setting("met_percent", lambda share: share * 100)),
+            ("load_metric_ring_size", Setting("ring_size")),
+            ("load_eviction_cool_down_time", from_duration("cool_seconds")),
+        )
+    }
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need(Level.NODE, Metric.CPU_RUNNABLE, LOAD_S),
@@ -183,7 +196,7 @@ def _members(snapshot: Snapshot, pool: str) -> list[Pod]:
 def load_of(snapshot: Snapshot, members: Sequence[Pod], cpus: frozenset[int]) -> float | None:
     """Return the load of a pool, in tasks; None: not known, or only from samples that are too old."""
     metrics = snapshot.metrics
-    of_pods = [metrics.last(pod.cgroup, Metric.CPU_LOAD, FRESH_S) for pod in members]
+    of_pods = [fresh_value(snapshot, pod.cgroup, Metric.CPU_LOAD) for pod in members]
     if of_pods and None not in of_pods:
         return sum(load for load in of_pods if load is not None)
     if not metrics.cpu_windows(FRESH_S):
@@ -194,8 +207,8 @@ def load_of(snapshot: Snapshot, members: Sequence[Pod], cpus: frozenset[int]) ->
 
 def pod_load(snapshot: Snapshot, pod: Pod) -> float | None:
     """Return the load of a pod, else the CPUs that it uses: it waits in proportion to them."""
-    load = snapshot.metrics.last(pod.cgroup, Metric.CPU_LOAD, FRESH_S)
-    if load is not None or snapshot.metrics.last(pod.cgroup, Metric.CPU_USAGE, FRESH_S) is None:
+    load = fresh_value(snapshot, pod.cgroup, Metric.CPU_LOAD)
+    if load is not None or fresh_value(snapshot, pod.cgroup, Metric.CPU_USAGE) is None:
         return load
     window = snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, LOAD_S)
     return None if window is None else window.avg

@@ -20,8 +20,9 @@ from runtimeproxy.qosmanager.conditions import (
     ConditionState,
     LookResult,
     MetThreshold,
+    Setting,
     Victim,
-    left_out,
+    from_duration,
     may_go,
     reclaimed_pods,
     requests_by_pod,
@@ -134,6 +135,10 @@ class KatalystCpuSuppression(ConditionPlugin[SuppressionState]):
     name: ClassVar[str] = "katalyst-cpu-suppression"
     options_type: ClassVar[type[Any] | None] = SuppressionOptions
     state_type = SuppressionState
+    settings: ClassVar[Mapping[str, Setting]] = {
+        "cpu_pressure_eviction_config.max_suppression_tolerance_rate": Setting("max_tolerance_rate"),
+        "cpu_pressure_eviction_config.min_suppression_tolerance_duration": from_duration("hold_seconds"),
+    }
 
     def begun_anew(self, state: SuppressionState) -> SuppressionState:
         return replace(super().begun_anew(state), suppressed_s={})
@@ -148,7 +153,7 @@ class KatalystCpuSuppression(ConditionPlugin[SuppressionState]):
             return LookResult(replace(state, suppressed_s={}), (), (supply,))
         there = reclaimed_pods(snapshot.pods)
         requests, unknown = requests_by_pod(there, RECLAIMED_MILLICPU)
-        notes = left_out(unknown, f"their {RECLAIMED_MILLICPU} is not known: {UNKNOWN_REQUEST}")
+        left_out = {f"its {RECLAIMED_MILLICPU} is not known: {UNKNOWN_REQUEST}": unknown} if unknown else {}
         by_uid = {pod.uid: pod for pod in there if pod.uid in requests}
         pods = [
             Reclaimed(
@@ -170,14 +175,14 @@ class KatalystCpuSuppression(ConditionPlugin[SuppressionState]):
         )
         state = replace(state, suppressed_s=result.since_s)
         if not result.since_s:
-            return LookResult(state, (), (figures, *notes))
+            return LookResult(state, (), (figures,), left_out)
         longest_s = snapshot.now_s - min(result.since_s.values())
         if not result.victims:
             waiting = (
                 f"{figures}: above what {len(result.since_s)} pods tolerate, for {longest_s:.0f} s of "
                 f"{options.hold_seconds:.0f} s"
             )
-            return LookResult(state, (), (waiting, *notes))
+            return LookResult(state, (), (waiting,), left_out)
         tolerances = {pod.uid: pod.tolerance_rate for pod in pods}
         victims = [
             Victim(
@@ -188,7 +193,7 @@ class KatalystCpuSuppression(ConditionPlugin[SuppressionState]):
             for uid, rate in result.victims.items()
         ]
         return LookResult(
-            state, (MetThreshold("CPU suppression", figures, victims, most=len(victims)),), notes
+            state, (MetThreshold("CPU suppression", figures, victims, most=len(victims)),), (), left_out
         )
 
 

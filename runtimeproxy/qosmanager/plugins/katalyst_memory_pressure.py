@@ -1,6 +1,6 @@
 """Katalyst's memory pressure: the free memory of the node or of a NUMA node is below the watermark.
 
-Below the watermark a pod of `reclaimed_cores` goes; of a NUMA node that is below it four looks in a row, and
+Below the watermark a pod of `reclaimed_cores` goes; of a NUMA node that is below it four times in a row, and
 while kswapd reclaims more than 2,000 pages a second for two minutes, any pod: those of `reclaimed_cores`
 first, then by priority, then the one that uses about as much as is missing. Pods without a level of
 Katalyst's are left alone.
@@ -23,7 +23,10 @@ from runtimeproxy.qosmanager.conditions import (
     ConditionState,
     LookResult,
     MetThreshold,
+    Setting,
     Victim,
+    fresh,
+    fresh_value,
     may_go,
     nearest_in_turn,
 )
@@ -47,7 +50,11 @@ class MemoryPressureOptions(EvictOptions):
     least_free_bytes: Annotated[int, Within(0, 1 << 50)] = 0
     """The watermark of the node is at least so much."""
     numa_times: Annotated[int, Within(1, 1_000)] = 4
-    """Looks in a row at which a NUMA node has to be below its watermark before any pod goes."""
+    """Measurements in a row, at most one in a look, at which a NUMA node has to be below its watermark before
+    any pod goes."""
+    numa_least_share: Annotated[float, Within(0, 1)] = 0.001
+    """A pod that uses less of a NUMA node's memory stays. Source: katalyst-core,
+    DefaultNumaVictimMinimumUtilizationThreshold."""
     kswapd_pages_per_second: Annotated[float, Within(0, 1e9)] = 2_000.0
     kswapd_seconds: Annotated[float, Within(0, 86_400)] = 120.0
     """How long kswapd has to reclaim as much before any pod goes."""
@@ -58,7 +65,9 @@ class MemoryPressureState(ConditionState):
     """Evictions, and how often NUMA nodes were below their watermark."""
 
     below: Mapping[int, int] = field(default_factory=dict)
-    """By NUMA node: looks in a row."""
+    """By NUMA node: how often in a row."""
+    numa_measured_s: float = -inf
+    """When that was measured by which they were counted last."""
 
 
 def watermark_bytes(total: float, scale: float, least: float = 0.0) -> float:
@@ -72,6 +81,19 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
     name: ClassVar[str] = "katalyst-memory-pressure"
     options_type: ClassVar[type[Any] | None] = MemoryPressureOptions
     state_type = MemoryPressureState
+    is_one_in_a_look: ClassVar[bool] = True
+    settings: ClassVar[Mapping[str, Setting]] = {
+        f"memory_pressure_eviction_config.{name}": Setting(option)
+        for name, option in (
+            ("enable_system_level_eviction", "system"),
+            ("enable_numa_level_eviction", "numa"),
+            ("numa_victim_minimum_utilization_threshold", "numa_least_share"),
+            ("numa_free_below_watermark_times_threshold", "numa_times"),
+            ("system_kswapd_rate_threshold", "kswapd_pages_per_second"),
+            ("system_kswapd_rate_exceed_duration_threshold", "kswapd_seconds"),
+            ("system_free_memory_threshold_minimum", "least_free_bytes"),
+        )
+    }
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             *(
@@ -90,7 +112,7 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
     )
 
     def begun_anew(self, state: MemoryPressureState) -> MemoryPressureState:
-        return replace(super().begun_anew(state), below={})
+        return replace(super().begun_anew(state), below={}, numa_measured_s=-inf)
 
     def find(
         self, snapshot: Snapshot, state: MemoryPressureState, free: Allowance
@@ -101,10 +123,10 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
         notes: list[str] = []
         if options.system:
             self._look_at_node(snapshot, options, state, free, findings, notes)
-        below: Mapping[int, int] = {}
+        state = replace(state, below=state.below if options.numa else {})
         if options.numa:
-            below = self._look_at_numa_nodes(snapshot, options, state, free, findings, notes)
-        return LookResult(replace(state, below=below), findings, notes)
+            state = self._look_at_numa_nodes(snapshot, options, state, free, findings, notes)
+        return LookResult(state, findings, notes)
 
     def _look_at_node(
         self,
@@ -115,11 +137,16 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
         findings: list[MetThreshold],
         notes: list[str],
     ) -> None:
+        known: dict[str, float | None] = {}
+
         def usage_of(pod: Pod) -> float | None:
-            return snapshot.metrics.last(pod.cgroup, Metric.MEMORY_USAGE, FRESH_S)
+            # Of the watermark and of kswapd.
+            if pod.uid not in known:
+                known[pod.uid] = fresh_value(snapshot, pod.cgroup, Metric.MEMORY_USAGE)
+            return known[pod.uid]
 
         there, total, scale, steal = (
-            snapshot.metrics.last(NODE_CGROUP, metric, FRESH_S)
+            fresh(snapshot, NODE_CGROUP, metric)
             for metric in (
                 Metric.MEMORY_FREE,
                 Metric.MEMORY_TOTAL,
@@ -130,19 +157,30 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
         if there is None or total is None or scale is None:
             notes.append("the node's free memory or watermark has no fresh sample")
         else:
-            mark = watermark_bytes(total, scale, options.least_free_bytes)
-            figures = f"{there / _MIB:.0f} MiB free of {total / _MIB:.0f}, watermark {mark / _MIB:.0f}"
-            if there < mark:
-                victims = self._victims(snapshot, state, free, usage_of, mark - there, is_any=False)
-                findings.append(MetThreshold("memory of the node", figures, victims))
+            mark = watermark_bytes(total.value, scale.value, options.least_free_bytes)
+            figures = (
+                f"{there.value / _MIB:.0f} MiB free of {total.value / _MIB:.0f}, watermark {mark / _MIB:.0f}"
+            )
+            if there.value < mark:
+                missing = mark - there.value
+                victims = self._victims(snapshot, state, free, usage_of, missing, is_any=False)
+                findings.append(MetThreshold("memory of the node", figures, victims, measured_s=there.at_s))
             else:
                 notes.append(figures)
         if steal is None:
             notes.append("what kswapd reclaims has no fresh sample")
-        elif steal >= options.kswapd_pages_per_second:
-            arithmetic = f"{steal:.0f} pages a second, threshold {options.kswapd_pages_per_second:g}"
+        elif steal.value >= options.kswapd_pages_per_second:
+            arithmetic = f"{steal.value:.0f} pages a second, threshold {options.kswapd_pages_per_second:g}"
             victims = self._victims(snapshot, state, free, usage_of, inf, is_any=True)
-            findings.append(MetThreshold("kswapd", arithmetic, victims, hold_s=options.kswapd_seconds))
+            findings.append(
+                MetThreshold(
+                    "kswapd",
+                    arithmetic,
+                    victims,
+                    hold_s=options.kswapd_seconds,
+                    measured_s=steal.at_s,
+                )
+            )
 
     def _look_at_numa_nodes(
         self,
@@ -152,33 +190,42 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
         free: Allowance,
         findings: list[MetThreshold],
         notes: list[str],
-    ) -> Mapping[int, int]:
-        """Adds findings and notes; how often each NUMA node was below its watermark."""
+    ) -> MemoryPressureState:
+        """Adds findings and notes; counts how often each NUMA node was below its watermark.
+
+        One measurement counts once, in however many looks it is the last one.
+        """
         metrics, totals = snapshot.metrics, snapshot.node.memory_bytes
-        scale = metrics.last(NODE_CGROUP, Metric.WATERMARK_SCALE, FRESH_S)
-        used = metrics.numa_windows(NODE_CGROUP, FRESH_S)
-        if scale is None or not totals.keys() & used.keys():
+        scale = fresh_value(snapshot, NODE_CGROUP, Metric.WATERMARK_SCALE)
+        measured = fresh(snapshot, NODE_CGROUP, Metric.MEMORY_NUMA)
+        used = metrics.numa_windows(NODE_CGROUP, FRESH_S) if measured is not None else {}
+        numa_nodes = sorted(totals.keys() & used.keys())
+        if scale is None or measured is None or measured.at_s is None or not numa_nodes:
             notes.append("the NUMA nodes' free memory or watermark has no fresh sample")
-            return {}
+            return replace(state, below={})
+        is_new = measured.at_s > state.numa_measured_s
         below: dict[int, int] = {}
-        for numa_node in sorted(totals.keys() & used.keys()):
+        for numa_node in numa_nodes:
             there, mark = totals[numa_node] - used[numa_node].last, watermark_bytes(totals[numa_node], scale)
             if there >= mark:
                 continue
-            below[numa_node] = state.below.get(numa_node, 0) + 1
+            below[numa_node] = max(state.below.get(numa_node, 0) + is_new, 1)
             is_any = below[numa_node] >= options.numa_times
 
-            def usage_of(pod: Pod, numa_node: int = numa_node) -> float | None:
+            least = totals[numa_node] * options.numa_least_share
+
+            def usage_of(pod: Pod, numa_node: int = numa_node, least: float = least) -> float | None:
                 window = metrics.numa_windows(pod.cgroup, FRESH_S).get(numa_node)
-                return None if window is None else window.last
+                return None if window is None or window.last < least else window.last
 
             victims = self._victims(snapshot, state, free, usage_of, mark - there, is_any=is_any)
+            scope = f"memory of NUMA node {numa_node}"
             arithmetic = (
                 f"{there / _MIB:.0f} MiB free of {totals[numa_node] / _MIB:.0f}, watermark "
-                f"{mark / _MIB:.0f}, in {below[numa_node]} looks of {options.numa_times}"
+                f"{mark / _MIB:.0f}, {below[numa_node]} times in a row of {options.numa_times}"
             )
-            findings.append(MetThreshold(f"memory of NUMA node {numa_node}", arithmetic, victims))
-        return below
+            findings.append(MetThreshold(scope, arithmetic, victims, measured_s=measured.at_s))
+        return replace(state, below=below, numa_measured_s=measured.at_s)
 
     def _victims(
         self,

@@ -7,10 +7,12 @@ Source: katalyst-core pkg/agent/evictionmanager/plugin/resource/resources.go, re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from runtimeproxy.config.settings import Within
+from runtimeproxy.katalyst.eviction_config import EvictionConfig
 from runtimeproxy.katalyst.names import RECLAIM, RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.conditions import (
     UNKNOWN_REQUEST,
@@ -18,14 +20,14 @@ from runtimeproxy.qosmanager.conditions import (
     ConditionState,
     LookResult,
     MetThreshold,
+    Setting,
     Victim,
-    left_out,
     may_go,
     reclaimed_pods,
     requests_by_pod,
 )
 from runtimeproxy.qosmanager.eviction import Allowance, EvictOptions
-from runtimeproxy.qosmanager.snapshot import Snapshot
+from runtimeproxy.qosmanager.snapshot import Pod, Snapshot
 
 _MIB: Final = 1 << 20
 
@@ -73,6 +75,20 @@ class KatalystReclaimedPressure(ConditionPlugin[ConditionState]):
     name: ClassVar[str] = "katalyst-reclaimed-pressure"
     options_type: ClassVar[type[Any] | None] = ReclaimedOptions
     state_type = ConditionState
+    settings: ClassVar[Mapping[str, Setting]] = {
+        "reclaimed_resources_eviction_config.threshold_met_tolerance_duration": Setting(
+            "hold_seconds", float
+        ),
+    }
+
+    def set_options(self, config: EvictionConfig, configured: EvictOptions) -> dict[str, float | bool]:
+        found = super().set_options(config, configured)
+        own = config.reclaimed_resources_eviction_config
+        for infix, thresholds in (("", own.eviction_threshold), ("_soft", own.soft_eviction_threshold)):
+            for resource, name in ((RECLAIMED_MILLICPU, "cpu"), (RECLAIMED_MEMORY, "memory")):
+                if resource in thresholds:
+                    found[f"{name}{infix}_threshold"] = thresholds[resource]
+        return found
 
     def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> LookResult[ConditionState]:
         options = state.options
@@ -80,6 +96,7 @@ class KatalystReclaimedPressure(ConditionPlugin[ConditionState]):
         pods = reclaimed_pods(snapshot.pods)
         findings: list[MetThreshold] = []
         notes: list[str] = []
+        left_out: dict[str, list[Pod]] = {}
         for resource, hard, soft in (
             (RECLAIMED_MILLICPU, options.cpu_threshold, options.cpu_soft_threshold),
             (RECLAIMED_MEMORY, options.memory_threshold, options.memory_soft_threshold),
@@ -90,7 +107,8 @@ class KatalystReclaimedPressure(ConditionPlugin[ConditionState]):
                 notes.append(f"{short}: what is allocatable is not known: no advisor, no Node object tells")
                 continue
             requests, unknown = requests_by_pod(pods, resource)
-            notes += left_out(unknown, f"their {short} is not known: {UNKNOWN_REQUEST}")
+            if unknown:
+                left_out[f"its {short} is not known: {UNKNOWN_REQUEST}"] = unknown
             total = sum(amount for uid, amount in requests.items() if uid not in free.terminating)
             figures = f"{text_of(resource, total)} requested of {text_of(resource, allocatable.amount)}"
             figures = f"{figures} allocatable ({allocatable.source})"
@@ -105,7 +123,7 @@ class KatalystReclaimedPressure(ConditionPlugin[ConditionState]):
                 findings.append(MetThreshold(short, f"{figures}, above {soft:g} times", is_hard=False))
             else:
                 notes.append(f"{short}: {figures}")
-        return LookResult(state, findings, notes)
+        return LookResult(state, findings, notes, left_out)
 
 
 def text_of(resource: str, amount: int) -> str:

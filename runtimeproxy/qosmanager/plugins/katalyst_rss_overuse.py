@@ -6,6 +6,7 @@ Source: katalyst-core pkg/agent/evictionmanager/plugin/memory/rss_overuse.go.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
@@ -17,9 +18,10 @@ from runtimeproxy.qosmanager.conditions import (
     ConditionState,
     LookResult,
     MetThreshold,
+    Setting,
     Victim,
+    fresh_value,
     known_request,
-    left_out,
     may_go,
 )
 from runtimeproxy.qosmanager.eviction import Allowance, EvictOptions
@@ -42,14 +44,15 @@ def is_overuse(rss: float, request: int, threshold: float) -> bool:
     return rss > request * threshold
 
 
-def skip_reason(pod: Pod) -> str:
-    """Return why a pod is left out; empty if it is not."""
+def request_or_reason(pod: Pod) -> int | str:
+    """Return the memory request of a pod, or why it is left out."""
     if pod.katalyst is not None and pod.katalyst.rss_overuse_problem:
         return "the annotation rss_overuse_threshold cannot be used"
-    has_all = all(container.requests.get(_MEMORY) for container in pod.containers)
-    if pod.has_known_requests and not has_all:
-        return "a container has no memory request"
-    return "" if known_request(pod, _MEMORY) else f"the memory request is not known: {UNKNOWN_REQUEST}"
+    if pod.has_known_requests:
+        for container in pod.containers:
+            if not container.requests.get(_MEMORY):
+                return "a container has no memory request"
+    return known_request(pod, _MEMORY) or f"the memory request is not known: {UNKNOWN_REQUEST}"
 
 
 class KatalystRssOveruse(ConditionPlugin[ConditionState]):
@@ -58,30 +61,36 @@ class KatalystRssOveruse(ConditionPlugin[ConditionState]):
     name: ClassVar[str] = "katalyst-rss-overuse"
     options_type: ClassVar[type[Any] | None] = RssOptions
     state_type = ConditionState
+    settings: ClassVar[Mapping[str, Setting]] = {
+        "memory_pressure_eviction_config.rss_overuse_rate_threshold": Setting("threshold"),
+    }
     needs: ClassVar[frozenset[Need]] = frozenset({Need(Level.POD, Metric.MEMORY_USAGE, FRESH_S)})
 
     def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> LookResult[ConditionState]:
         options = state.options
         assert isinstance(options, RssOptions)  # noqa: S101 - see `options_type`
         victims: list[tuple[float, Victim]] = []
-        skipped: dict[str, list[str]] = {}
+        skipped: dict[str, list[Pod]] = {}
         for pod in snapshot.pods:
             if pod.katalyst is None or not pod.containers:
                 continue
-            rss = snapshot.metrics.last(pod.cgroup, Metric.MEMORY_USAGE, FRESH_S)
-            reason = skip_reason(pod) or ("" if rss is not None else "there is no fresh sample")
-            if reason or rss is None:
-                skipped.setdefault(reason, []).append(pod.full_name)
+            request = request_or_reason(pod)
+            if isinstance(request, str):
+                skipped.setdefault(request, []).append(pod)
                 continue
-            request, own = known_request(pod, _MEMORY) or 0, pod.katalyst.rss_overuse_threshold
+            rss = fresh_value(snapshot, pod.cgroup, Metric.MEMORY_USAGE)
+            if rss is None:
+                skipped.setdefault("there is no fresh sample", []).append(pod)
+                continue
+            own = pod.katalyst.rss_overuse_threshold
             threshold = options.threshold if own is None else own
             if is_overuse(rss, request, threshold) and may_go(pod, self.name, free):
                 text = f"{rss / _MIB:.0f} MiB used, above {threshold:g} times {request / _MIB:.0f} requested"
                 victims.append((rss / request, Victim(pod, text)))
         victims.sort(key=lambda each: (-each[0], each[1].pod.uid))
-        notes = [text for reason, names in skipped.items() for text in left_out(names, reason)]
         if not victims:
-            return LookResult(state, (), notes)
+            return LookResult(state, (), (), skipped)
         arithmetic = f"pods above their threshold: {len(victims)}"
         pods = [victim for _, victim in victims]
-        return LookResult(state, (MetThreshold("RSS", arithmetic, pods, most=len(pods)),), notes)
+        finding = MetThreshold("RSS", arithmetic, pods, most=len(pods))
+        return LookResult(state, (finding,), (), skipped)

@@ -273,6 +273,14 @@ class _Entry:
         return files.rate(growth, elapsed_s)
 
 
+class Given(NamedTuple):
+    """The values of a group."""
+
+    at_s: float
+    """When Malachite read what they are of, monotonic."""
+    values: Values
+
+
 class _Target(NamedTuple):
     """An answer to ask for."""
 
@@ -378,10 +386,10 @@ class MalachiteSource:
         if is_first:
             self._wake.set()
 
-    def values(self, wanted: Iterable[tuple[str, Metric]]) -> list[Values | None]:
+    def values(self, wanted: Iterable[tuple[str, Metric]]) -> list[Given | None]:
         """The values of one pass: of each cgroup and first metric of a group, or None. Data is fresh."""
         now_s = self._passed_s = self._clock()
-        found: list[Values | None] = []
+        found: list[Given | None] = []
         reasons: Counter[str] = Counter()
         asked = 0
         with self._lock:
@@ -393,7 +401,7 @@ class MalachiteSource:
                     continue
                 asked += 1
                 if entry.values is not None and now_s - entry.at_s <= _HELD_S:
-                    found.append(entry.values)
+                    found.append(Given(entry.at_s, entry.values))
                     continue
                 found.append(None)
                 reasons[entry.reason] += 1

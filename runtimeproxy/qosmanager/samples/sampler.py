@@ -31,7 +31,7 @@ from runtimeproxy.qosmanager.samples.kernel_files import (
 )
 from runtimeproxy.qosmanager.samples.reader import FileReading, Loss, PassReader, SourceFiles
 from runtimeproxy.qosmanager.samples.windows import Ring, summarize
-from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Window
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Measured, Metric, Window
 from runtimeproxy.vocabulary import MetricsSource
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Series:
     """One source of one cgroup: its files, its counters of before, and its samples."""
 
     __slots__ = (
-        *("at_s", "capacity", "cgroup", "failures", "files", "most", "numbers"),
+        *("at_s", "capacity", "cgroup", "failures", "files", "measured_s", "most", "numbers"),
         *("resume_at", "ring", "turns"),
     )
 
@@ -89,6 +89,8 @@ class _Series:
         self.at_s = 0.0
         self.ring: Ring | None = None
         """A column for each metric, NUMA node or CPU; made with the first sample."""
+        self.measured_s = 0.0
+        """When what the last sample says was measured."""
         self.failures = 0
         """Since the last reading."""
         self.resume_at = 0
@@ -99,7 +101,7 @@ class _Series:
         self.numbers = None
         self.ring = None
 
-    def take(self, at_s: float, values: Values) -> bool:
+    def take(self, at_s: float, values: Values, measured_s: float) -> bool:
         """Adds values that are not of the files; whether they have all that the ring has."""
         ring = self.ring
         if ring is None:
@@ -108,6 +110,7 @@ class _Series:
             return False
         # The next rate of the files counts from their next read.
         self.numbers = None
+        self.measured_s = measured_s
         ring.append(at_s, values[: ring.columns])
         return True
 
@@ -244,6 +247,14 @@ class Sampler:
             found = self._find(cgroup, metric)
             return None if found is None else found[0].last_after(self._reader.clock() - length_s, found[1])
 
+    def measured(self, cgroup: str, metric: Metric, length_s: float) -> Measured | None:
+        with self._lock:
+            place = self._place(cgroup, metric)
+            if place is None or (ring := place[0].ring) is None or place[1] >= ring.columns:
+                return None
+            value = ring.last_after(self._reader.clock() - length_s, place[1])
+            return None if value is None else Measured(value, place[0].measured_s)
+
     def numa_windows(self, cgroup: str, length_s: float) -> Mapping[int, Window]:
         """Memory by NUMA node over the last `length_s` seconds; empty without samples."""
         return self._parts(cgroup, Metric.MEMORY_NUMA, length_s)
@@ -304,8 +315,8 @@ class Sampler:
         at_s = self._reader.clock()
         rest: list[_Series] = []
         with self._lock:
-            for series, values in zip(turn, found, strict=True):
-                if values is None or not series.take(at_s, values):
+            for series, given in zip(turn, found, strict=True):
+                if given is None or not series.take(at_s, given.values, given.at_s):
                     rest.append(series)
         return rest, len(turn) - len(rest)
 
@@ -318,13 +329,16 @@ class Sampler:
         if metric is Metric.CYCLES_PER_INSTRUCTION:
             ring = self._cycles_rings.get(cgroup)
             return None if ring is None else (ring, 0)
+        place = self._place(cgroup, metric)
+        if place is None:
+            return None
+        ring, column = place[0].ring, place[1]
+        return (ring, column) if ring is not None and column < ring.columns else None
+
+    def _place(self, cgroup: str, metric: Metric) -> tuple[_Series, int] | None:
         place = (self._node_places if cgroup == NODE_CGROUP else self._places).get(metric)
         every_series = self._series.get(cgroup)
-        if place is None or every_series is None:
-            return None
-        index, column = place
-        ring = every_series[index].ring
-        return (ring, column) if ring is not None and column < ring.columns else None
+        return None if place is None or every_series is None else (every_series[place[0]], place[1])
 
     def _update(self, targets: Mapping[str, Level], needs: frozenset[Need]) -> None:
         """Takes over targets and needs, if they have changed."""
@@ -458,6 +472,7 @@ def _append(series: _Series, at_s: float, values: Values) -> int:
     ring = series.ring
     if ring is None or ring.columns != len(values):
         ring = series.ring = Ring(series.capacity, len(values))
+    series.measured_s = at_s
     ring.append(at_s, values)
     return len(values)
 

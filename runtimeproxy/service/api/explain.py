@@ -134,6 +134,7 @@ class Explainer:
         leased: Claims of owners outside of this process.
         executor: Threads for files.
         nri: Knows what the runtime drops of its plugin's replies; None in other modes.
+        left_out: By a pod's uid: which plugins of the QoS manager leave it out, and why.
     """
 
     def __init__(
@@ -143,8 +144,10 @@ class Explainer:
         leased: LeasedClaims,
         executor: Executor,
         nri: NriState | None = None,
+        left_out: Callable[[str], Iterable[str]] = lambda _uid: (),
     ) -> None:
         self._nri = nri
+        self._left_out_notes = left_out
         self._messages = messages
         self._inventory = messages.inventory
         self._ledger = messages.ledger
@@ -194,7 +197,11 @@ class Explainer:
             targets=targets,
             strategies=strategies,
             problems=(*errors, *left_out, *map(str, names.misspelled)),
-            notes=(*map(str, names.others), *_reasons_of_pools(node, pod.uid)),
+            notes=(
+                *map(str, names.others),
+                *_reasons_of_pools(node, pod.uid),
+                *self._left_out_notes(pod.uid),
+            ),
             time=timestamp(time.time()),
             is_skipped=label is not None and pod.labels.get(label[0]) == label[1],
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import plugin_report, plugin_status
 from runtimeproxy.service.api.values import timestamp
 from runtimeproxy.service.qos_manager import MANAGER, ManagerReport, NodeResource, State
+from runtimeproxy.vocabulary import MOST_LEFT_OUT_PODS, MOST_LEFT_OUT_REASONS, MOST_TARGET
 
 if TYPE_CHECKING:
     from runtimeproxy.service.qos_manager import QosManagerWatch
@@ -31,7 +32,12 @@ _STATES: Final = {
 def report_of(message: api_pb2.QosManagerReport) -> ManagerReport:
     """What a manager says; long texts are cut, and plugins beyond the bound are left out."""
     plugins = tuple(
-        each._replace(name=_line(each.name), problem=_line(each.problem), explanation=_line(each.explanation))
+        each._replace(
+            name=_line(each.name),
+            problem=_line(each.problem),
+            explanation=_line(each.explanation),
+            left_out=_left_out(each.left_out),
+        )
         for each in map(plugin_report, itertools.islice(message.plugins, MOST_PLUGINS))
     )
     # Not later than now, and a time that a reader can show.
@@ -44,6 +50,24 @@ def report_of(message: api_pb2.QosManagerReport) -> ManagerReport:
         _line(message.metrics_source),
         _line(message.metrics_problem),
     )
+
+
+def _left_out(given: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """By reason, the pods that a plugin leaves out; those beyond the bounds are dropped."""
+    found: dict[str, tuple[str, ...]] = {}
+    left = MOST_LEFT_OUT_PODS
+    for reason, uids in itertools.islice(given.items(), MOST_LEFT_OUT_REASONS):
+        found[_line(reason)] = tuple(uid[:MOST_TARGET] for uid in uids[:left])
+        left = max(left - len(uids), 0)
+    return found
+
+
+def left_out_notes(watch: QosManagerWatch, uid: str) -> Iterator[str]:
+    """The plugins that leave a pod out, each with the reason."""
+    for each in watch.report.plugins if watch.report is not None and watch.is_heard else ():
+        for reason, uids in each.left_out.items():
+            if uid in uids:
+                yield f"{MANAGER}: {each.name} leaves this pod out: {reason}"
 
 
 def node_resource_of(request: api_pb2.ReportQosManagerRequest) -> NodeResource | None:
@@ -92,7 +116,7 @@ def _message(report: ManagerReport) -> api_pb2.QosManagerReport:
         version=report.version,
         pid=report.pid,
         started_at=timestamp(report.started_s),
-        plugins=map(plugin_status, report.plugins),
+        plugins=(plugin_status(each._replace(left_out={})) for each in report.plugins),
         metrics_source=report.metrics_source,
         metrics_problem=report.metrics_problem,
     )

@@ -15,7 +15,7 @@ from runtimeproxy.service.api.explain import Explainer
 from runtimeproxy.service.api.node import NodeFeed
 from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, PodMessages, UnknownPodError
-from runtimeproxy.service.api.qos_manager import node_resource
+from runtimeproxy.service.api.qos_manager import left_out_notes, node_resource
 from runtimeproxy.service.api.resctrl import resctrl_reading
 from runtimeproxy.service.api.simulate import LongSimulationError, Simulator
 from runtimeproxy.service.api.status import StatusReading, read_memory, status_of
@@ -51,7 +51,14 @@ class RuntimeProxyServicer:
         self._executor = executor
         core, audit = parts.core, parts.core.audit
         messages = PodMessages(core.inventory, core.ledger, core.node)
-        self.explainer = Explainer(messages, core.policies, core.leased, executor, parts.nri)
+        self.explainer = Explainer(
+            messages,
+            core.policies,
+            core.leased,
+            executor,
+            parts.nri,
+            lambda uid: left_out_notes(parts.qos_manager, uid),
+        )
         self._simulator = Simulator(core.policies, core.node)
         self.pods = PodFeed(messages)
         self.node = NodeFeed(core.store, core.node, core.policies)

@@ -12,6 +12,7 @@ from runtimeproxy.qosmanager.plugin import Decision, PluginContext
 from runtimeproxy.qosmanager.snapshot import (
     CpuPools,
     KatalystTraits,
+    Measured,
     Metric,
     Pod,
     PoolAdvice,
@@ -31,12 +32,19 @@ class KatalystMetrics(FixedMetrics):
     Attributes:
         numa: By cgroup: memory by NUMA node.
         cpus: Tasks that run or wait, by CPU.
+        measured_s: When all of that was measured; None: now.
     """
 
     def __init__(self, values: Mapping[tuple[str, Metric], float | Window] | None = None) -> None:
         super().__init__(values)
         self.numa: dict[str, Mapping[int, float]] = {}
         self.cpus: Mapping[int, float] = {}
+        self.measured_s: float | None = None
+
+    def measured(self, cgroup: str, metric: Metric, length_s: float) -> Measured | None:
+        parts = self.numa.get(cgroup) if metric is Metric.MEMORY_NUMA else None
+        value = next(iter(parts.values())) if parts else self.last(cgroup, metric, length_s)
+        return None if value is None else Measured(value, self.measured_s)
 
     def numa_windows(self, cgroup: str, length_s: float) -> Mapping[int, Window]:
         return _windows(self.numa.get(cgroup, {}))

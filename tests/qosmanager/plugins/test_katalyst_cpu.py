@@ -95,7 +95,7 @@ def test_a_pod_whose_request_is_not_known_is_left_out() -> None:
     driver.pods.append(reclaimed("c", None, tolerance=0.1))
     assert driver.through(0, 400) == []
     assert (
-        "left out: default/c: their resource.katalyst.kubewharf.io/reclaimed_millicpu is not known: "
+        "left out: default/c: its resource.katalyst.kubewharf.io/reclaimed_millicpu is not known: "
         "neither the API server, nor the kubelet's state, nor an annotation tells"
     ) in driver.at(405).explanation
     # With an annotation it counts, and is the first to go: the rate is 2.9, then 1.9 again.

@@ -292,7 +292,7 @@ def test_what_is_not_known_evicts_nothing() -> None:
     assert driver.at(305).explanation.count("what is allocatable is not known") == 2
     driver = pressure(reclaimed("a", 1_000, 1), reclaimed("b"))
     assert driver.through(0, 300) == []
-    assert "left out: default/b: their reclaimed_memory is not known" in driver.at(305).explanation
+    assert "left out: default/b: its reclaimed_memory is not known" in driver.at(305).explanation
 
 
 def test_nothing_allocatable_and_nothing_requested_is_no_pressure() -> None:
