@@ -54,7 +54,8 @@ signals:
 
 exit codes:
   0    ended by SIGTERM; of status: nothing is wrong, one runs or none is needed
-  1    failure; of status: strategies ask for what nothing does; of resources: nothing is reported now
+  1    failure; of status: strategies ask for what nothing does, or no sample comes from where the
+       configuration says; of resources: nothing is reported now
   2    invalid flag, variable or configuration
   3    of status and resources: the daemon does not answer
 """

@@ -495,15 +495,18 @@ class QosManager:
         """Tells the daemon that this process runs, and how: without a report it reports one as missing."""
         told: DaemonConnection | None = None
         told_node: NodeReport | None = None
+        told_source: MetricsSource | None = None
         due_s = 0.0
         while True:
             connection = self._client.connection
-            if connection is not None and (connection is not told or time.monotonic() >= due_s):
+            source, _ = self._sampler.metrics_source
+            is_due = connection is not told or source is not told_source or time.monotonic() >= due_s
+            if connection is not None and is_due:
                 node = self._node_report
                 is_news = node is not None and (connection is not told or node != told_node)
                 try:
                     due_s = time.monotonic() + await self._report(connection, node if is_news else None)
-                    told, told_node = connection, node if is_news else told_node
+                    told, told_node, told_source = connection, node if is_news else told_node, source
                 except DaemonAwayError:
                     told = None  # which the client reports
             await asyncio.sleep(1.0)

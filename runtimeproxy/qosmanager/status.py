@@ -62,14 +62,21 @@ def shown(settings: Settings, output: str) -> tuple[int, str]:
 
 
 def is_problem(status: api_pb2.QosManagerStatus) -> bool:
-    """Whether something that strategies ask for is not done."""
+    """Whether something that strategies ask for is not done, or no sample comes from where it should."""
     from cri_api.runtimeproxy.v1 import api_pb2
 
     if status.state == api_pb2.QosManagerStatus.STATE_MISSING:
         return True
-    return status.state == api_pb2.QosManagerStatus.STATE_RUNNING and any(
-        each.problem and each.is_wanted and each.mode != api_pb2.MODE_OFF for each in status.report.plugins
+    report = status.report
+    return status.state == api_pb2.QosManagerStatus.STATE_RUNNING and (
+        is_source_lost(report)
+        or any(each.problem and each.is_wanted and each.mode != api_pb2.MODE_OFF for each in report.plugins)
     )
+
+
+def is_source_lost(report: api_pb2.QosManagerReport) -> bool:
+    """Whether no sample at all comes from where the configuration says."""
+    return bool(report.metrics_problem) and report.metrics_source == MetricsSource.KERNEL
 
 
 def lines(status: api_pb2.QosManagerStatus, now: datetime) -> Iterator[str]:

@@ -55,7 +55,7 @@ def rows(bench: Bench, turn: int) -> None:
         # As many CPUs as this machine has, whose usage is what the manager sees.
         node.objects.node(capacity={"cpu": str(os.cpu_count()), "memory": "256Gi"})
         node.objects.strategies(STRATEGIES)
-        stack.enter_context(_throttled(_with_samples(node.files)))
+        stack.enter_context(throttled(_with_samples(node.files)))
         config = folder / "node" / "proxy" / "config.toml"
         manager = stack.enter_context(ManagerProcess(folder, config, Path(node.process.socket)))
         try:
@@ -133,7 +133,7 @@ def _with_samples(files: CgroupFiles) -> list[Path]:
 
 
 @contextmanager
-def _throttled(containers: Sequence[Path]) -> Iterator[None]:
+def throttled(containers: Sequence[Path]) -> Iterator[None]:
     """Has some containers throttled in each period, as long as the block runs."""
     ended = threading.Event()
 

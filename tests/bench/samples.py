@@ -70,7 +70,7 @@ def rows(bench: Bench, turn: int) -> None:
     if turn > 0:
         return
     for version in (1, 2):
-        if version == 1 and not _has_v1():
+        if version == 1 and not has_v1():
             continue
         folder = bench.folder / f"samples{version}"
         command = [sys.executable, "-m", "tests.bench.samples", str(version), str(bench.options.storm_pods)]
@@ -80,7 +80,8 @@ def rows(bench: Bench, turn: int) -> None:
             bench.results.add(names.SAMPLES, PROXY, {f"{figure}, version {version}": value})
 
 
-def _has_v1() -> bool:
+def has_v1() -> bool:
+    """Whether cgroups of version 1 can be made here."""
     mounts = find_mounts()
     return os.geteuid() == 0 and all(each in mounts and mounts[each].version == 1 for each in _CONTROLLERS)
 
@@ -92,7 +93,7 @@ def main(version: int, pods: int, folder: Path) -> None:
     paths += [f"{top}/pod{pod}/{container}" for pod in range(pods) for container in "ab"]
     levels = {0: Level.QOS_CLASS, 1: Level.POD, 2: Level.CONTAINER}
     targets = {f"/{path}": levels[path.count("/")] for path in paths}
-    with _cgroups(version, paths, folder) as mounts:
+    with cgroups(version, paths, folder) as mounts:
         sampler = Sampler(mounts, most_cpus=os.cpu_count() or 1)
         for _ in range(_FIRST_PASSES):
             sampler.read(targets, NEEDS)
@@ -123,7 +124,8 @@ def main(version: int, pods: int, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _cgroups(version: int, paths: list[str], folder: Path) -> Iterator[Mapping[str, Mount]]:
+def cgroups(version: int, paths: list[str], folder: Path) -> Iterator[Mapping[str, Mount]]:
+    """Cgroups as long as the block runs: real ones, or plain files in a folder that is not there yet."""
     if version == 2:
         for path in paths:
             (folder / path).mkdir(parents=True)

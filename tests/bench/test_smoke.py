@@ -26,7 +26,7 @@ TINY = (
 @pytest.mark.slow
 def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = tmp_path / "figures.json"
-    rows = "version,beside,watched,managed,list,held,evaluated,hooked,storm,samples,start"
+    rows = "version,beside,watched,managed,list,held,evaluated,hooked,storm,samples,pooled,start"
     assert main([*TINY, "--rows", rows, "--json", str(figures)]) == 0
     printed = capsys.readouterr().out
     assert "given up" not in printed

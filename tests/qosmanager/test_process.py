@@ -17,7 +17,10 @@ def mapped_files(pid: int) -> str:
 
 @pytest.mark.slow
 async def test_malachite_is_away(daemon: FakeDaemon, socket_folder: Path) -> None:
-    """It is no hard dependency: samples come from the kernel's files, and the status says why."""
+    """It is no hard dependency: samples come from the kernel's files, and the status says why.
+
+    Complaint of Katalyst's users, issues 566 and 602: its agent ends again and again.
+    """
     daemon.add_pod(pod_message("web"))
     daemon.node.plugin_strategies.append(api_pb2.StrategyField(path="threshold.enable", value="true"))
     config = socket_folder / "config.toml"

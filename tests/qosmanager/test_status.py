@@ -52,7 +52,8 @@ def running(*plugins: Plugin, note: str = "", source: str = "", problem: str = "
         ),
         (running(source="kernel"), False, ["running", "asked for"]),
         (running(source="malachite"), False, ["running", "asked for", "samples: from Malachite"]),
-        (running(source="kernel", problem="2 of 2"), False, ["running", "asked for", "samples: 2 of 2"]),
+        (running(source="kernel", problem="2 of 2"), True, ["running", "asked for", "samples: 2 of 2"]),
+        (running(source="malachite", problem="1 of 2"), False, ["running", "asked for", "samples: 1 of 2"]),
     ],
 )
 def test_what_it_says(status: Status, *, problem: bool, expected: list[str]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.documents.files import replace_file
@@ -68,6 +68,7 @@ class _Called:
         self._problem = problem
         self._thread = None if is_own else BackgroundThreads(1, f"reporter-{name}")
         self._call: Future[list[ReportedField]] | None = None
+        self._read = _ReadFields()
         self._is_asked = False
         """Whether its call is of this round: one that hangs is not called again meanwhile."""
 
@@ -77,11 +78,12 @@ class _Called:
         if self._reporter is None or not self._is_asked:
             return None
         if self._thread is not None:
-            self._call = self._thread.submit(_fields_of, self._reporter, view)
+            # One that changes what it has given before would be compared with itself.
+            self._call = self._thread.submit(_ReadFields().of, self._reporter, view)
             return self._call
         self._call = Future()
         try:
-            self._call.set_result(_fields_of(self._reporter, view))
+            self._call.set_result(self._read.of(self._reporter, view))
         except Exception as error:  # noqa: BLE001 - it costs these fields only
             self._call.set_exception(error)
         return self._call
@@ -105,12 +107,21 @@ class _Called:
             self._thread.shutdown(cancel_futures=True)
 
 
-def _fields_of(reporter: FieldReporter, view: View) -> list[ReportedField]:
-    """Raises anything. What a reporter gives is checked where it runs, as it may be of its own making."""
-    given = list(itertools.islice(reporter.report(view), MOST_FIELDS + 1))
-    if len(given) > MOST_FIELDS:
-        raise FieldError(f"it has given more than {MOST_FIELDS} fields")
-    return [read_field(each) for each in given]
+class _ReadFields:
+    """What a reporter gives, checked where it runs, as it may be of its own making."""
+
+    def __init__(self) -> None:
+        self._given: Sequence[object] = ()
+        self._read: list[ReportedField] = []
+
+    def of(self, reporter: FieldReporter, view: View) -> list[ReportedField]:
+        """Raises anything. The same fields again are not read again."""
+        given = list(itertools.islice(reporter.report(view), MOST_FIELDS + 1))
+        if len(given) > MOST_FIELDS:
+            raise FieldError(f"it has given more than {MOST_FIELDS} fields")
+        if given != self._given:
+            self._read, self._given = [read_field(each) for each in given], given
+        return self._read
 
 
 @dataclass(slots=True)
@@ -118,8 +129,14 @@ class ReporterState:
     """What was reported last."""
 
     last: LastReported = NOTHING_REPORTED
+    given: tuple[str, Sequence[tuple[str, ReportedField]]] = ("", ())
+    """What the document was made of: the node's name, and fields by reporter."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    """The document as JSON; empty: none was made yet."""
+    conflicts: Sequence[str] = ()
     written: str = ""
-    """The content of the file; empty: not written yet."""
+    """The text of the document in the file; empty: not written yet."""
 
 
 class KatalystReporter(Plugin[ReporterState]):
@@ -178,10 +195,12 @@ class KatalystReporter(Plugin[ReporterState]):
             found, problem = each.end()
             fields += [(each.name, one) for one in found]
             problems += [problem] if problem else []
-        document, conflicts = merged(fields, self._node_name(snapshot))
-        problems += [str(each) for each in conflicts]
-        text = json.dumps(document, indent=1) + "\n"
-        problems += self._write(text, state)
+        given = self._node_name(snapshot), fields
+        if not state.text or given != state.given:
+            state.document, conflicts = merged(fields, given[0])
+            state.given, state.text = given, json.dumps(state.document, separators=(",", ":"))
+            state.conflicts = [str(each) for each in conflicts]
+        problems += [*state.conflicts, *self._write(state)]
         if amounts.problem:
             problems.append(f"reclaimed resources have no allocatable: {amounts.problem}")
         shown = tuple(_line(each) for each in problems[:MOST_SHOWN])
@@ -190,27 +209,28 @@ class KatalystReporter(Plugin[ReporterState]):
         return Decision(
             state,
             explanation="; ".join([_summary(amounts), *shown]),
-            node_report=NodeReport(json.dumps(document, separators=(",", ":")), shown),
+            node_report=NodeReport(state.text, shown),
         )
 
     def _node_name(self, snapshot: Snapshot) -> str:
         label = snapshot.node.labels.get("kubernetes.io/hostname", "")
         return self._options.node_name or label or os.uname().nodename
 
-    def _write(self, text: str, state: ReporterState) -> list[str]:
-        """Writes the file if its content has changed, else only its time; returns problems."""
+    def _write(self, state: ReporterState) -> list[str]:
+        """Writes the file if the document has changed, else only its time; returns problems."""
         if not self._options.folder:
             return []
         path = Path(self._options.folder) / FILE
         if not path.parent.is_dir():
             return [f"{path.parent} cannot be written: there is no such folder"]
         try:
-            if text == state.written and path.is_file():
+            if state.text == state.written and path.is_file():
                 now_s = time.time()
                 os.utime(path, (now_s, now_s))
             else:
+                text = json.dumps(state.document, indent=1) + "\n"
                 replace_file(path, text.encode(), is_synced=False, mode=0o644)
-                state.written = text
+                state.written = state.text
         except OSError as error:
             state.written = ""
             return [f"{path} cannot be written: {error.strerror}"]

@@ -273,7 +273,7 @@ def _of_numa(
 def _consumer(pod: Pod) -> str:
     """Source: katalyst-core pkg/util/native, GenerateUniqObjectUIDKey."""
     text = f"{pod.namespace:.253}/{pod.name:.253}/{pod.uid or pod.sandbox_id:.253}"
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _allocations(found: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:

@@ -276,8 +276,8 @@ def merged(
             section[each.name] = _merge(section[each.name], each.value, shape, each.place, on_conflict)
         reporters[each.place] = reporter
     status = {"resources": {}, "topologyPolicy": NO_TOPOLOGY_POLICY, **found[ObjectSection.STATUS]}
-    for zone in status.get("topologyZone", ()):
-        _complete(zone)
+    if zones := status.get("topologyZone"):
+        status["topologyZone"] = _complete(zones)
     document = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -292,11 +292,13 @@ def _sorted(members: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(members.items()))
 
 
-def _complete(zone: dict[str, Any]) -> None:
-    """The API's types write the resources of a zone always."""
-    zone.setdefault("resources", {})
-    for child in zone.get("children", ()):
-        _complete(child)
+def _complete(zones: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The zones with resources, which the API's types write always. Copies: what was given may be kept."""
+    return [
+        _sorted({"resources": {}, **zone, **({"children": _complete(children)} if children else {})})
+        for zone in zones
+        for children in [zone.get("children")]
+    ]
 
 
 def _merge(

@@ -340,7 +340,7 @@ class MalachiteSource:
         self._failed = 0
         """Requests without a whole answer, in a row."""
         self._failure = ""
-        self._passed_s = clock()
+        self._passed_s = self._began_s = clock()
         self._tally = _Tally()
         self._wake = threading.Event()
         self._is_closed = False
@@ -411,9 +411,12 @@ class MalachiteSource:
         return found
 
     def report(self) -> tuple[bool, str]:
-        """Whether the last pass had values of Malachite, and why not all of them were."""
+        """Whether the last pass had values of Malachite, and why not all of them were.
+
+        In the first `STALE_S` seconds only a request that fails is worth a word: values come one by one.
+        """
         asked, given, reason = self._tally
-        if not reason:
+        if not reason or (not self._failure and self._passed_s < self._began_s + STALE_S):
             return given > 0, ""
         text = f"{asked - given} of {asked} groups of values are read from the kernel's files"
         return given > 0, f"{text}: Malachite at {self.url}: {reason}"

@@ -250,6 +250,26 @@ def _node_cpu(compute: Mapping[str, Any], _: int) -> Reading:
     return Reading(_updated_s(compute), rate=usage / 100 * len(_objects(compute, "cpu")))
 
 
+def _node_load(compute: Mapping[str, Any], _: int) -> Reading:
+    """The load of the last minute in hundredths, as in /proc/loadavg."""
+    load = _object(compute, "load").get("one")
+    if isinstance(load, bool) or not isinstance(load, int | float) or not 0 <= load <= _MOST:
+        raise AnswerError("load.one is not a load")
+    return Reading(_updated_s(compute), (round(load * 100),))
+
+
+def _node_watermark(memory: Mapping[str, Any], _: int) -> Reading:
+    scale = _number(_object(memory, "system"), "vm_watermark_scale_factor")
+    if scale == 0:
+        # What the kernel never has. Source: Linux kernel/sysctl.c, mm/page_alloc.c, watermark_scale_factor.
+        raise AnswerError("vm_watermark_scale_factor is 0")
+    return Reading(_updated_s(memory), (scale,))
+
+
+def _node_kswapd(memory: Mapping[str, Any], _: int) -> Reading:
+    return Reading(_updated_s(memory), (_number(_object(memory, "system"), "vmstat_pgsteal_kswapd"),))
+
+
 def _node_memory(memory: Mapping[str, Any], _: int) -> Reading:
     system = _object(memory, "system")
     keys = ("mem_total", "mem_free", "mem_available", "mem_inactive_file")
@@ -290,8 +310,11 @@ _CGROUP_GROUPS: Final[Mapping[str, tuple[int, Mapping[Metric, tuple[str, str, _R
 
 NODE_GROUPS: Final[Mapping[Metric, tuple[str, _Reader]]] = {
     Metric.CPU_USAGE: (COMPUTE, _node_cpu),
+    Metric.CPU_LOAD: (COMPUTE, _node_load),
     Metric.CPU_PRESSURE: (COMPUTE, _node_pressure),
     Metric.MEMORY_WITH_CACHE: (MEMORY, _node_memory),
+    Metric.WATERMARK_SCALE: (MEMORY, _node_watermark),
+    Metric.KSWAPD_STEAL: (MEMORY, _node_kswapd),
     Metric.MEMORY_NUMA: (MEMORY, _node_numa),
     Metric.MEMORY_PRESSURE: (MEMORY, _node_pressure),
     Metric.IO_PRESSURE: (IO, _node_pressure),

@@ -25,7 +25,7 @@ from runtimeproxy.qosmanager.plugins.katalyst_reporter import (
     ReporterOptions,
     ReporterState,
 )
-from runtimeproxy.qosmanager.reporter.builtin import BUILT_IN
+from runtimeproxy.qosmanager.reporter.builtin import AMOUNTS_ANNOTATION, BUILT_IN
 from runtimeproxy.qosmanager.reporter.fields import FieldReporter, ObjectSection, ReportedField, View
 from runtimeproxy.qosmanager.snapshot import Snapshot
 from tests.qosmanager.reporter.nodes import pools, snapshot, with_web
@@ -66,6 +66,18 @@ class Endless(FieldReporter):
 class Wrong(FieldReporter):
     def report(self, view: View) -> Sequence[ReportedField]:
         return [ReportedField(ObjectSection.METADATA, "labels", {"a": 1})]
+
+
+class Keeping(FieldReporter):
+    """Gives the same objects each time, changed."""
+
+    def __init__(self) -> None:
+        self._labels = {"call": ""}
+        self._fields = [ReportedField(ObjectSection.METADATA, "labels", self._labels)]
+
+    def report(self, view: View) -> Sequence[ReportedField]:
+        self._labels["call"] += "x"
+        return self._fields
 
 
 class Hanging(FieldReporter):
@@ -134,6 +146,19 @@ def test_the_file_changes_only_when_something_has_changed(tmp_path: Path) -> Non
     path.unlink()
     stamp()
     assert path.is_file()
+
+
+def test_each_run_has_what_is_so_then() -> None:
+    """A reporter that has given the same as before is not read again."""
+    plugin, state = started(keeping="Keeping")
+    seen = []
+    for cores in (2.0, 2.0, 3.5, 3.5, 2.0):
+        document, _ = reported(plugin, state, snapshot(usage=with_web(cores)))
+        amounts = json.loads(document["metadata"]["annotations"][AMOUNTS_ANNOTATION])
+        seen.append((document["metadata"]["labels"]["call"], amounts["cpu"]["used"]))
+    assert [label for label, _ in seen] == ["x", "xx", "xxx", "xxxx", "xxxxx"]
+    assert len({used for _, used in seen}) == 2
+    assert [used == seen[0][1] for _, used in seen] == [True, True, False, False, True]
 
 
 def test_two_nodes_alike_give_the_same_text() -> None:

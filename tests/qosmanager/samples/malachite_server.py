@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,11 +33,13 @@ _IO: Document = {"disk_io": [], "disk_usage": []}
 class MalachiteServer:
     """Serves on a port of 127.0.0.1 while the `with` block runs; `answer` may be replaced at any time."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, url: str = "") -> None:
+        """Binds a port of its own, or that of a URL of `port_without_a_server`."""
         self.answer = answer
         self.paths: list[str] = []
         self.connections = 0
-        self._server = _Server(("127.0.0.1", 0), _Handler, bind_and_activate=True)
+        port = urlsplit(url).port or 0
+        self._server = _Server(("127.0.0.1", port), _Handler, bind_and_activate=True)
         self._server.malachite = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
@@ -141,6 +144,8 @@ class Files:
             "mem_available": kib["MemAvailable"],
             "mem_inactive_file": kib["Inactive(file)"],
             "mem_util": 0.0,
+            "vm_watermark_scale_factor": int((self._procfs / "sys/vm/watermark_scale_factor").read_text()),
+            "vmstat_pgsteal_kswapd": _fields(self._procfs / "vmstat")["pgsteal_kswapd"],
         }
         folder = self._procfs.parent / "sys/devices/system/node"
         numa = [
@@ -227,12 +232,12 @@ class Files:
         return found
 
 
-def compute(cores: float, cpus: int, update_time: int) -> Document:
-    """The node's CPU, which is used so much."""
+def compute(cores: float, cpus: int, update_time: int, load: float = 0.1) -> Document:
+    """The node's CPU, which is used so much, and its load of a minute."""
     each = {"cpu_sys_usage": 0.0, "cpu_iowait_ratio": 0.0, "cpi_data": None}
     usage = 100 * cores / cpus
     return {
-        "load": {"one": 0.1, "five": 0.1, "fifteen": 0.1},
+        "load": {"one": load, "five": 0.1, "fifteen": 0.1},
         "cpu": [{"name": f"cpu{cpu}", "cpu_usage": usage, **each} for cpu in range(cpus)],
         "global_cpu": {"name": "cpu", "cpu_usage": usage, **each},
         "pressure": {"some": {"total": 0.0}, "full": None},
@@ -261,10 +266,10 @@ def _numa_used(file: Path) -> int:
 
 @contextmanager
 def port_without_a_server() -> Iterator[str]:
-    """A port at which nothing listens, and nothing else will."""
-    import socket
-
+    """A port at which nothing listens, and nothing else will but a `MalachiteServer` of this URL."""
     with socket.socket() as bound:
+        # A second socket may have it as long as the first one does not listen. Source: Linux socket(7).
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 

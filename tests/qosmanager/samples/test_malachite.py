@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -177,11 +178,29 @@ def test_nothing_listens() -> None:
         connection.close()
 
 
-def test_a_host_without_an_address() -> None:
-    connection = HttpConnection("http://host.invalid:1", limit_s=PATIENT_S)
-    with pytest.raises(RequestError, match="gaierror"):
-        connection.get("/a", _MIB)
-    connection.close()
+def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the resolver of a machine says of a name is nothing to rely on: it is not asked here."""
+
+    def request() -> str:
+        connection = HttpConnection("http://host..invalid:1", limit_s=PATIENT_S)
+        with pytest.raises(RequestError) as caught:
+            connection.get("/a", _MIB)
+        connection.close()
+        return str(caught.value)
+
+    # No name has an empty label, so this one does not come to the resolver.
+    assert "UnicodeError" in request()
+    found: list[object] = []
+
+    def resolve(*_: object, **__: object) -> list[object]:
+        if not found:
+            return found
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert "the host has no address" in request()
+    found.append(None)
+    assert "gaierror" in request()
 
 
 # The source
@@ -198,6 +217,7 @@ class Node:
         self.pod = self.tree.cgroup(POD)
         self.files = Files(self.tree.mounts, self.tree.root / "proc")
         self.cores = 1.0
+        self.load = 1.0
         self.documents: dict[str, Document] = {}
         self.change: Callable[[dict[str, Document]], object] = lambda _: None
         """Harms the documents."""
@@ -233,7 +253,7 @@ class Node:
                 self._read_s = tree.now_s
                 update_time = int(tree.now_s + self.offset_s)
                 documents = self.files.documents([POD], update_time)
-                documents["compute"] = compute(self.cores, 4, update_time)
+                documents["compute"] = compute(self.cores, 4, update_time, self.load)
                 self.change(documents)
                 self.documents = documents
             while tree.now_s >= self._poll_s:
@@ -286,12 +306,39 @@ def test_its_values_are_those_of_the_kernels_files(node: Node) -> None:
                 assert {key: each.last for key, each in windows.items()} == {
                     key: each.last for key, each in expected.items()
                 }
+            elif metric is Metric.CPU_LOAD:
+                # In the files it is another one.
+                assert found == (node.load if cgroup == NODE_CGROUP else None)
             elif of_kernel is None:
                 assert found is None, metric
             else:
                 assert found == pytest.approx(of_kernel, rel=0.001), (cgroup, metric)
     kernel.sampler.close()
     assert node.in_use == (MetricsSource.MALACHITE, "")
+
+
+@pytest.mark.parametrize("harmed", ["", "vmstat_pgsteal_kswapd", "vm_watermark_scale_factor", "load"])
+def test_what_the_eviction_under_memory_pressure_and_the_advisor_need_of_the_node(
+    node: Node, harmed: str
+) -> None:
+    """What an earlier Malachite does not have, comes from the files in the same pass."""
+
+    def harm(documents: dict[str, Document]) -> None:
+        documents["memory"]["system"].pop(harmed, None)
+        documents["compute"].pop(harmed, None)
+
+    node.change = harm
+    node.load = 1.5
+    metrics = (Metric.CPU_LOAD, Metric.WATERMARK_SCALE, Metric.KSWAPD_STEAL)
+    node.run(35, *(Need(Level.NODE, metric, 30) for metric in metrics))
+    source, problem = node.in_use
+    assert source is MetricsSource.MALACHITE
+    assert bool(problem) is bool(harmed)
+    assert f"has no {harmed}" in problem or not harmed
+    # The load of the files is the number of seconds.
+    load = node.seconds if harmed == "load" else node.load
+    found = [node.last(metric, NODE_CGROUP) for metric in metrics]
+    assert found == [pytest.approx(load), 10, pytest.approx(100.0)]
 
 
 def test_its_values_take_the_place_of_the_files(node: Node) -> None:
@@ -462,6 +509,9 @@ def test_a_value_that_is_missing_comes_from_the_files(node: Node) -> None:
 
     node.change = harm
     node.run(25, CPU, MEMORY)
+    # Values come one by one at first: that is no problem.
+    assert node.in_use == (MetricsSource.MALACHITE, "")
+    node.run(int(STALE_S) - 25 + 1, CPU, MEMORY)
     source, problem = node.in_use
     assert source is MetricsSource.MALACHITE
     assert problem == (

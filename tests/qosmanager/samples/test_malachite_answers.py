@@ -123,11 +123,19 @@ NODE: dict[str, dict[str, Any]] = {
     COMPUTE: {
         "global_cpu": {"cpu_usage": 25.0},
         "cpu": [{"name": "cpu0"}, {"name": "cpu1"}],
+        "load": {"one": 1.257, "five": 9.0, "fifteen": 9.0},
         "pressure": pressure(),
         "update_time": 106,
     },
     MEMORY: {
-        "system": {"mem_total": 100, "mem_free": 40, "mem_available": 60, "mem_inactive_file": 10},
+        "system": {
+            "mem_total": 100,
+            "mem_free": 40,
+            "mem_available": 60,
+            "mem_inactive_file": 10,
+            "vm_watermark_scale_factor": 150,
+            "vmstat_pgsteal_kswapd": 9_000,
+        },
         "numa": [{"id": 1, "mem_used": 5}, {"id": 0, "mem_used": 3}],
         "update_time": 107,
     },
@@ -163,12 +171,15 @@ def test_cgroups_of_both_versions() -> None:
 def test_the_node() -> None:
     assert node_readings(COMPUTE, NODE[COMPUTE], 2) == {
         Metric.CPU_USAGE: Reading(106, rate=0.5),
+        Metric.CPU_LOAD: Reading(106, (126,)),
         Metric.CPU_PRESSURE: Reading(106, (700, 300)),
     }
     assert node_readings(MEMORY, NODE[MEMORY], 2) == {
         Metric.MEMORY_WITH_CACHE: Reading(107, (102_400, 40_960, 61_440, 10_240)),
         Metric.MEMORY_NUMA: Reading(107, (3_072, 5_120)),
         Metric.MEMORY_PRESSURE: "the answer has no pressure",
+        Metric.WATERMARK_SCALE: Reading(107, (150,)),
+        Metric.KSWAPD_STEAL: Reading(107, (9_000,)),
     }
     assert node_readings(IO, NODE[IO], 2) == {Metric.IO_PRESSURE: Reading(108, (700, 300))}
 
@@ -258,6 +269,27 @@ def test_a_node_whose_usage_cannot_be(usage: object, reason: str) -> None:
     found = node_readings(COMPUTE, changed(NODE[COMPUTE], "global_cpu.cpu_usage", usage), 2)
     assert reason in str(found[Metric.CPU_USAGE])
     assert isinstance(found[Metric.CPU_PRESSURE], Reading)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "path", "value", "metric", "reason"),
+    [
+        (COMPUTE, "load.one", None, Metric.CPU_LOAD, "not a load"),
+        (COMPUTE, "load.one", True, Metric.CPU_LOAD, "not a load"),
+        (COMPUTE, "load.one", -0.5, Metric.CPU_LOAD, "not a load"),
+        (COMPUTE, "load.one", 1e400, Metric.CPU_LOAD, "not a load"),
+        (COMPUTE, "load", 2.0, Metric.CPU_LOAD, "no load"),
+        (MEMORY, "system.vm_watermark_scale_factor", 0, Metric.WATERMARK_SCALE, "is 0"),
+        (MEMORY, "system.vm_watermark_scale_factor", None, Metric.WATERMARK_SCALE, "has no vm_watermark"),
+        (MEMORY, "system.vmstat_pgsteal_kswapd", "9", Metric.KSWAPD_STEAL, "not a number"),
+        (MEMORY, "update_time", 0, Metric.KSWAPD_STEAL, "no update_time"),
+    ],
+)
+def test_a_wrong_value_of_the_node(
+    endpoint: str, path: str, value: object, metric: Metric, reason: str
+) -> None:
+    found = node_readings(endpoint, changed(NODE[endpoint], path, value), 2)
+    assert reason in str(found[metric])
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,12 @@ class Tree:
             name: Mount(version, root / "cgroup" / (name if version == 1 else "")) for name in names
         }
         self.now_s = 1_000.0
-        for each in ("proc/pressure", "sys/devices/system/node/node0", "sys/devices/system/node/node1"):
+        for each in (
+            "proc/pressure",
+            "proc/sys/vm",
+            "sys/devices/system/node/node0",
+            "sys/devices/system/node/node1",
+        ):
             (root / each).mkdir(parents=True)
         self.set_node(0.0, 0)
         self.reader = PassReader(clock=lambda: self.now_s, stuck_after_s=30)
@@ -119,6 +124,8 @@ class Tree:
             f"Inactive(file): {cache} kB\n"
         )
         (self.root / "proc/loadavg").write_text(f"{used_s:.2f} 0.00 0.00 1/80 11206\n")
+        (self.root / "proc/sys/vm/watermark_scale_factor").write_text("10\n")
+        (self.root / "proc/vmstat").write_text(f"pgscan_kswapd 7\npgsteal_kswapd {round(used_s * 100)}\n")
         for resource in ("cpu", "memory", "io"):
             (self.root / "proc/pressure" / resource).write_text(pressure(some_us, 0))
         for node in (0, 1):
