@@ -7,7 +7,7 @@ None knows a clock: times are arguments, of any one clock that goes on while pod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -68,6 +68,8 @@ class ObservedPod(NamedTuple):
     facts: PodFacts
     containers: tuple[LiveContainer, ...] = ()
     """In the order in which they were created."""
+    is_sure: bool = True
+    """Whether its level is known: annotations of a pod that has too many are not kept."""
 
 
 def initial(topology: Topology, settings: PoolSettings) -> PoolState:
@@ -233,25 +235,56 @@ def configure(
 def reconcile(state: PoolState, pods: Iterable[ObservedPod], in_flight: Collection[str] = ()) -> PoolState:
     """Makes the state that of what exists: drops what is gone, adopts what is missing.
 
-    A pod that is in `share` since it had no other place gets its own as soon as there is one.
+    A pod that is in `share` since it had no other place gets its own as soon as there is one. One whose level
+    or pool is another by now is placed anew.
 
     `pods`: all that exist. `in_flight`: uids of pods that have calls under way; they are left as they are.
     """
     live = {each.facts.uid: each for each in pods}
-    known: dict[str, PoolPod] = {}
-    for uid, pod in state.pods.items():
+    return reconcile_changed(state, live, state.pods.keys() | live.keys(), in_flight)
+
+
+def reconcile_changed(
+    state: PoolState,
+    live: Mapping[str, ObservedPod],
+    changed: Collection[str],
+    in_flight: Collection[str] = (),
+) -> PoolState:
+    """The same if all pods but some are as they were at the last time.
+
+    `live`: all that exist, by uid. `changed`: uids of those that may have changed, come or gone.
+    """
+    known = dict(state.pods)
+    missing: list[ObservedPod] = []
+    for uid in sorted(changed):
+        pod, found = known.get(uid), live.get(uid)
         if uid in in_flight:
-            known[uid] = pod
-        elif uid in live:
-            known[uid] = _with_containers_of(live[uid], pod)
-            if known[uid].is_waiting and known[uid].main_container is not None:
-                # Its container was created while calls passed by.
-                del known[uid]
-    missing = [each for uid, each in live.items() if uid not in known and uid not in in_flight]
-    there = _adopted(replace(state, pods=known), missing)
-    waiting = [uid for uid in sorted(there.pods) if there.pods[uid].problem and uid in live]
-    there = _placed_again(there, [live[uid].facts for uid in waiting if uid not in in_flight])
+            continue
+        if found is None:
+            known.pop(uid, None)
+            continue
+        if pod is not None and not _is_elsewhere(pod, found):
+            known[uid] = after = _with_containers_of(found, pod)
+            if not (after.is_waiting and after.main_container is not None):
+                continue
+            # Its container was created while calls passed by.
+        known.pop(uid, None)
+        missing.append(found)
+    there = _adopted(replace(state, pods=known), missing) if missing else replace(state, pods=known)
+    waiting = [uid for uid, pod in there.pods.items() if pod.problem and uid in live and uid not in in_flight]
+    if waiting:
+        there = _placed_again(there, [live[uid].facts for uid in sorted(waiting)])
     return settled(state, there.pods)
+
+
+def _is_elsewhere(pod: PoolPod, live: ObservedPod) -> bool:
+    """Whether a pod has the place of another level or pool than it has by now.
+
+    Its annotations stay, but what they mean is configured.
+    """
+    qos = live.facts.qos
+    is_same = (qos.level, qos.pool, qos.numa_binding) == (pod.level, pod.pool, pod.numa_binding)
+    return live.is_sure and not pod.problem and not is_same
 
 
 def reserved_cpus(topology: Topology, settings: PoolSettings) -> frozenset[int]:

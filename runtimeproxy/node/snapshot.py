@@ -299,6 +299,26 @@ class Node:
         of_pods = {Input.PRIORITY} if is_withdrawn else {Input.PRIORITY, Input.POD_REQUESTS}
         object.__setattr__(self, "unsure", unknown | of_pods)
 
+    def with_cpu_pools(self, pools: PlacedPools | None, state: InputState) -> Node:
+        """The same node with other pools of Katalyst's, and their state.
+
+        Calls wait for it: what the other inputs tell is not computed again.
+        """
+        node = object.__new__(Node)
+        for name in Node.__slots__:
+            object.__setattr__(node, name, getattr(self, name))
+        states = {**self.states, Input.CPU_POOLS: state}
+        is_unknown = frozenset({Input.CPU_POOLS} if state is InputState.UNKNOWN else ())
+        rest = frozenset({Input.CPU_POOLS})
+        for name, value in (
+            ("cpu_pools", pools),
+            ("states", states),
+            ("_unknown", self._unknown - rest | is_unknown),
+            ("unsure", self.unsure - rest | is_unknown),
+        ):
+            object.__setattr__(node, name, value)
+        return node
+
     @property
     def devices(self) -> HostDevices | None:
         """The devices of the host that containers may get; None: not known."""

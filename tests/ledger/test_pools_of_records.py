@@ -14,12 +14,11 @@ from runtimeproxy.hooks.views import PodView, Resources
 from runtimeproxy.katalyst.levels import QOS_LEVEL, LevelRules, QosLevel, Vocabulary
 from runtimeproxy.katalyst.pools import PoolSettings
 from runtimeproxy.katalyst.transition import PlacedPools
-from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pod_qos, pools_file
+from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pod_qos, pools_file, saved_state
 from runtimeproxy.node.snapshot import Cpu, InputState, KubeletFacts, Node
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.qos import QOS_CLASS_LABEL
-from runtimeproxy.state.slot_file import VALUE
 from tests.katalyst.pool_doubles import T16
 
 
@@ -65,7 +64,7 @@ class Site:
             write,
             AtOnce(),
         )
-        self.store.on_change = lambda *_: self.keeper.on_record()
+        self.store.on_change = lambda _, identity, __: self.keeper.on_record(identity)
 
     def put(self, uid: str, shares: int) -> None:
         self.store.pods.put(PodRecord(id=uid, uid=uid, name=uid, requested=Resources(cpu_shares=shares)))
@@ -91,8 +90,8 @@ class Site:
         return {name: len(cpus) for name, cpus in self.keeper.state.pools.items()}
 
     def saved_pods(self) -> set[str]:
-        found = pools_file(self.folder, "boot").load(lambda saved: saved[VALUE]["pods"])
-        return {each[0] for each in found or ()}
+        found = pools_file(self.folder, "boot").load(lambda saved: saved_state(saved, T16))
+        return set(found.pods) if found is not None else set()
 
 
 @pytest.fixture
