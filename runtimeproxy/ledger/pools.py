@@ -41,7 +41,7 @@ from runtimeproxy.katalyst.levels import (
     effective_class,
     katalyst_qos,
 )
-from runtimeproxy.katalyst.placement import PodFacts
+from runtimeproxy.katalyst.placement import PodFacts, waits_for_request
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, ObservedPod
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
@@ -376,7 +376,11 @@ class NodePools:
         if state is None or not pod.uid:
             return False
         self._begin(pod.uid)
-        facts = ContainerFacts(self._facts_of(pod), container.name, self._container_millicpu(pod, container))
+        # Only a pod that has no place yet is read for one.
+        placed, live = state.pods.get(pod.uid), self._records.live.get(pod.uid)
+        is_known = placed is not None and live is not None and not waits_for_request(placed)
+        of_pod = live.facts if live is not None and is_known else self._facts_of(pod)
+        facts = ContainerFacts(of_pod, container.name, self._container_millicpu(pod, container))
         is_forced = not self._configured().is_rejecting
         outcome = operations.create(state, facts, self._now_s(), is_forced=is_forced)
         return self._take(outcome, pod.uid, container.name)

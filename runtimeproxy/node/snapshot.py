@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -283,6 +283,8 @@ class Node:
     """By input, a number that is larger after each change; an input that is not in it has 0."""
     unsure: frozenset[Input] = field(init=False, repr=False, compare=False, default=frozenset())
     """The inputs that may be unknown for some pod."""
+    inputs: object = field(init=False, repr=False, compare=False, default_factory=object)
+    """The same one in nodes that differ in what is in `cpu_pools` alone."""
     _requests_by_pod: Mapping[str, Mapping[str, Mapping[str, int]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -304,19 +306,12 @@ class Node:
 
         Calls wait for it: what the other inputs tell is not computed again.
         """
+        if self.states.get(Input.CPU_POOLS) is not state:
+            return replace(self, cpu_pools=pools, states={**self.states, Input.CPU_POOLS: state})
         node = object.__new__(Node)
         for name in Node.__slots__:
             object.__setattr__(node, name, getattr(self, name))
-        states = {**self.states, Input.CPU_POOLS: state}
-        is_unknown = frozenset({Input.CPU_POOLS} if state is InputState.UNKNOWN else ())
-        rest = frozenset({Input.CPU_POOLS})
-        for name, value in (
-            ("cpu_pools", pools),
-            ("states", states),
-            ("_unknown", self._unknown - rest | is_unknown),
-            ("unsure", self.unsure - rest | is_unknown),
-        ):
-            object.__setattr__(node, name, value)
+        object.__setattr__(node, "cpu_pools", pools)
         return node
 
     @property
