@@ -200,6 +200,18 @@ def remove(state: PoolState, uid: str, container: str = "", container_id: str | 
     return settled(state, {**state.pods, uid: replace(pod, containers=left)})
 
 
+def is_same_place(pod: PoolPod, other: PoolPod) -> bool:
+    """Return whether a pod has the same level, NUMA nodes, own CPUs and memory.
+
+    They were chosen when it came; all else follows from them, and from what exists.
+    """
+    return (
+        (pod.level, pod.pool, pod.problem) == (other.level, other.pool, other.problem)
+        and (pod.numa_ids, pod.dedicated) == (other.numa_ids, other.dedicated)
+        and pod.booked_bytes == other.booked_bytes
+    )
+
+
 def adopt(state: PoolState, pods: Iterable[ObservedPod]) -> PoolState:
     """Places pods that exist and are not known, without ramp-up.
 

@@ -47,6 +47,7 @@ from runtimeproxy.katalyst.pools import (
     NO_CPUS,
     RECLAIM,
     AdvisedSizes,
+    PoolPod,
     PoolSettings,
     PoolState,
     Refusal,
@@ -418,7 +419,15 @@ class NodePools:
         state = self.state
         if state is None or (pod := state.pods.get(uid)) is None:
             return False
-        return not self.is_saved or bool(pod.dedicated and self._unwritten)
+        return bool(not self._is_place_saved(pod) or self.problem or (pod.dedicated and self._unwritten))
+
+    def _is_place_saved(self, pod: PoolPod) -> bool:
+        """Whether the file has what only it knows of a pod's place.
+
+        All else follows from that and the records: it may wait for the next round, and calls need not.
+        """
+        saved = self._saved.pods.get(pod.uid) if self._saved is not None else None
+        return saved is not None and operations.is_same_place(saved, pod)
 
     async def commit(self, uid: str, until_s: float) -> None:
         """Saves the state, and waits until others have left what this pod has alone.
@@ -497,8 +506,9 @@ class NodePools:
         if outcome is self._state:
             return False
         self._replace(outcome)
-        # Policies are asked meanwhile.
-        self._begin_save()
+        if uid in outcome.pods and not self._is_place_saved(outcome.pods[uid]):
+            # Policies are asked meanwhile.
+            self._begin_save()
         self._show()
         self._wake.set()
         return True

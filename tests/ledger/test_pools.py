@@ -155,6 +155,7 @@ async def test_a_ramp_up_goes_on_where_the_process_before_was_killed(
     async with site.daemon() as pools:
         await create(pools, "web")
         site.has_container("web")
+        await site.until(pools, 1_000.0)
         everything = placed(pools, "web").cpus
     site.is_recovered = is_recovered
     for later_s in (12.0, 29.0):
