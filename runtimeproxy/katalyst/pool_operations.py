@@ -48,7 +48,6 @@ class ContainerFacts(NamedTuple):
     name: str
     millicpu: int | None = None
     """Its request; None: not known."""
-    is_init: bool = False
 
 
 class LiveContainer(NamedTuple):
@@ -57,7 +56,6 @@ class LiveContainer(NamedTuple):
     name: str
     id: str
     millicpu: int | None = None
-    is_init: bool = False
     cpus: frozenset[int] = frozenset()
     """What it has in the kernel; empty: not known. A pod that has CPUs alone keeps them if it can."""
 
@@ -110,7 +108,7 @@ def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forc
     if isinstance(admitted, Refusal) or container.pod.uid not in admitted.pods:
         return admitted
     known = admitted.pods[container.pod.uid]
-    added = PoolContainer("", container.millicpu, container.is_init)
+    added = PoolContainer("", container.millicpu)
     pod = _with_container(known, container.name, added)
     if pod.main_container is added:
         if waits_for_request(pod) and container.name not in known.containers:
@@ -173,7 +171,7 @@ def resize(
     if pod.is_ramping_up and pod.level is QosLevel.SHARED:
         return Refusal(RefusalKind.RESIZE, "a pod cannot be resized while it ramps up")
     after = _with_request(pod, container, millicpu)
-    if pod.millicpu is not None and not known.is_init:
+    if pod.millicpu is not None:
         after = replace(after, millicpu=max(0, pod.millicpu + millicpu - known.millicpu))
     if after.request > pod.request and pod.level is QosLevel.SHARED and not pod.problem:
         problem = lacks_room(_without(state, uid), after)
@@ -361,8 +359,7 @@ def _with_containers_of(live: ObservedPod, pod: PoolPod) -> PoolPod:
         is_same = known is not None and known.id in ("", each.id) and known.millicpu is not None
         is_kept = known is not None and (is_same or each.millicpu is None)
         millicpu = known.millicpu if known is not None and is_kept else each.millicpu
-        is_init = each.is_init or (known is not None and known.is_init)
-        containers[each.name] = PoolContainer(each.id, millicpu, is_init)
+        containers[each.name] = PoolContainer(each.id, millicpu)
     if containers == pod.containers and list(containers) == list(pod.containers):
         return pod
     return replace(pod, containers=containers)
@@ -372,7 +369,7 @@ def _is_as(live: LiveContainer, known: tuple[str, PoolContainer]) -> bool:
     name, container = known
     is_same = live.name == name and live.id == container.id
     is_known = live.millicpu is None or container.millicpu is not None
-    return is_same and is_known and live.is_init <= container.is_init
+    return is_same and is_known
 
 
 def _without(state: PoolState, uid: str) -> PoolState:

@@ -100,8 +100,6 @@ class PoolContainer(NamedTuple):
     """The runtime's; empty: it is being created."""
     millicpu: int | None = None
     """Its request; None: not known."""
-    is_init: bool = False
-    """No call to the runtime says so: in the daemon it is always False."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +117,8 @@ class PoolPod:
         dedicated: CPUs that it has alone, from its admission on.
         cpus: What each of its containers has; never empty.
         mems: NUMA nodes, likewise; empty: left as they are.
-        main: Name of the main container by the annotation; empty: the first that was created.
+        main: Name of the main container by the annotation; empty: the first that was created, as no call says
+            which ones are init containers.
         ramp_up_since_s: When its main container was created; None: it does not ramp up, or waits for it.
         is_ramping_up: Until it joins its pool.
         containers: By name, in the order in which they were created.
@@ -175,7 +174,7 @@ class PoolPod:
     def main_container(self) -> PoolContainer | None:
         if self.main:
             return self.containers.get(self.main)
-        return next((each for each in self.containers.values() if not each.is_init), None)
+        return next(iter(self.containers.values()), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ class Events:
             ObservedPod(
                 self.known[uid],
                 tuple(
-                    LiveContainer(name, each.id, each.millicpu, each.is_init, pod.cpus)
+                    LiveContainer(name, each.id, each.millicpu, pod.cpus)
                     for name, each in pod.containers.items()
                 ),
             )
