@@ -2,10 +2,11 @@
 
 1. A call is decided: `admit`, `create` or `resize` makes the next state, at once and before policies are
    asked, which see it as `node.cpu_pools`. Pods that have to leave CPUs have less from now on.
-2. Before the call goes on: `commit`. The state is saved, then the pods that leave CPUs are written by file.
+2. Before the call goes on: `commit`. A new place is saved, then the pods that leave CPUs are written by file.
 3. The call has ended: `end`. If it has failed: `undo`. What others get follows in the background.
 4. About every second, and whenever a record changes: pods that have gone are removed, unknown ones adopted,
-   ramp-up ends, another configuration is taken. All of it takes the same way: saved, left, grown.
+   ramp-up ends, another configuration is taken. All of it takes the same way: saved, left, grown. Only what
+   has changed is looked at (`pool_records`), saved, and written.
 
 Values of running containers go through the ledger: the policy `katalyst-pools` says them, and the keeper only
 has the right pods asked, in the right order. The runtime is never called.
@@ -430,7 +431,7 @@ class NodePools:
         return saved is not None and operations.is_same_place(saved, pod)
 
     async def commit(self, uid: str, until_s: float) -> None:
-        """Saves the state, and waits until others have left what this pod has alone.
+        """Saves the state if it has a new place, and waits until others have left what this pod has alone.
 
         `until_s`: when the call has to go on, by the loop's clock.
 
