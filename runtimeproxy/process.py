@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -86,3 +88,20 @@ def give_back_memory() -> None:
 
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def without_tls() -> Iterator[None]:
+    """Has imports within it find no `ssl`, unless it is there already: OpenSSL takes 4 MiB.
+
+    For modules that do without it, such as `asyncio` and `http.client`, in a process that needs no TLS.
+    """
+    if "ssl" in sys.modules:
+        yield
+        return
+    # With None an import fails. Source: Python's reference, the import system, the module cache.
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["ssl"]

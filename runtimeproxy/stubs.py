@@ -148,13 +148,7 @@ class _AsyncMethod:
             answers.cancel()
 
     async def ask(self, request: Message, timeout_s: float | None) -> bytes:
-        done: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
-        call = self._client.call(self._block, request.SerializeToString(), timeout_s, done.set_result)
-        try:
-            outcome = await done
-        except asyncio.CancelledError:
-            call.cancel()
-            raise
+        outcome = await self._client.unary(self._block, request.SerializeToString(), timeout_s)
         if isinstance(outcome, RpcError):
             raise outcome
         return outcome

@@ -74,10 +74,6 @@ POOL_RANGES: Final[Mapping[PoolField, tuple[int, int]]] = MappingProxyType(
     }
 )
 """What a claim may say on any node."""
-RECLAIM: Final = "reclaim"
-"""The pool of `reclaimed_cores`."""
-NUMA_INFIX: Final = "-NUMA"
-"""Between the name of a pool and the number of its NUMA node."""
 
 RESCTRL_MOUNT_COMMAND: Final = "mount -t resctrl resctrl /sys/fs/resctrl"
 

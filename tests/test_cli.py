@@ -66,6 +66,14 @@ def test_one_error_is_one_line(tmp_path: Path) -> None:
     assert done.stderr == f"koord-runtime-proxy: configuration error: {path}: {reason}\n"
 
 
+def test_options_of_plugins_are_checked_for_the_qos_manager(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[plugins.katalyst-cpu-load.options]\nuper_ratio = 2")
+    done = run("check-config", "--config", path)
+    assert done.returncode == 0
+    assert f"warning: {path}: plugins.katalyst-cpu-load.options.uper_ratio: " in done.stderr
+    assert "does not start with it: unknown key; did you mean upper_ratio?" in done.stderr
+
+
 def test_several_errors_are_one_message(tmp_path: Path) -> None:
     path = configured(tmp_path, "[proxy]\ndrain_s = 'x'\n[log]\nlevel = 'loud'")
     done = run("--config", path)

@@ -19,7 +19,7 @@ from runtimeproxy.documents.reading import InputError, parse_documents, printabl
 from runtimeproxy.hooks.levels import LEVELS_POLICY, levels_in_force
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.katalyst.levels import class_of
-from runtimeproxy.katalyst.targets import CustomConfig, NodeTraits, Resolved, Target, resolve
+from runtimeproxy.katalyst.targets import CustomConfig, NodeTraits, ResolvedConfig, Target, resolve
 from runtimeproxy.node.derived import normalization_ratio
 from runtimeproxy.node.inputs import state_file
 from runtimeproxy.node.machine import read_processor
@@ -148,7 +148,7 @@ class _Report(NamedTuple):
     is_strict: bool
     verdict: LevelVerdict | None
     """Of the pod; None: it has no level of Katalyst's."""
-    targets: Resolved
+    targets: ResolvedConfig
     """Katalyst's dynamic configuration."""
 
     @property
@@ -327,7 +327,7 @@ def _take_target(value: Target | CustomConfig, file: str, found: _Input) -> None
         of_kind.append(value._replace(file=file))
 
 
-def _targets(found: _Input, name: str, labels: Mapping[str, str]) -> Resolved:
+def _targets(found: _Input, name: str, labels: Mapping[str, str]) -> ResolvedConfig:
     """What a node with this name and these labels gets of the targets; problems go to `found`."""
     resolved = resolve(found.targets, found.custom_configs, NodeTraits(name, labels), time.time())
     found.problems += resolved.problems

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.config.settings import Settings
-from runtimeproxy.config.sources import Reading, read
+from runtimeproxy.config.sources import SourceReading, read
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def load_settings(arguments: Namespace) -> Settings:
     return read_settings(arguments).valid_settings()
 
 
-def read_settings(arguments: Namespace) -> Reading:
+def read_settings(arguments: Namespace) -> SourceReading:
     """Reads flags, environment and file; problems are in the result."""
     reading = read(arguments, os.environ)
     mode = getattr(arguments, "backend_runtime_mode", "Containerd")

@@ -396,10 +396,10 @@ class QosManagerSettings:
     interval_s: Annotated[float, Within(0.1, 60)] = 1.0
     """Time between two rounds of samples and plugins. The default is Koordinator's."""
     metrics_source: Literal["kernel", "malachite"] = "kernel"
-    """Where samples come from: the kernel's files, or Malachite, Katalyst's metrics daemon. What that does
-    not have, or not in time, is read from the kernel's files. The unit needs `30-malachite.conf`."""
+    """Where samples come from: the kernel's files, or Malachite, Katalyst's metrics daemon. What Malachite
+    does not have, or not in time, is read from the kernel's files. The unit needs `30-malachite.conf`."""
     malachite_url: str = "http://localhost:9002"
-    """Where Malachite is, `http://host:port`."""
+    """Where Malachite is, `http://host:port`; used with `metrics_source = "malachite"`."""
     feature_gates: tuple[str, ...] = ()
     """Koordinator's feature gates that differ from their defaults, such as `BECPUEvict=true`: BECPUSuppress
     and CPUBurst are on; CPUEvict, BECPUEvict, CPUAllocatableEvict, MemoryEvict, BEMemoryEvict and
@@ -418,9 +418,9 @@ class PluginSettings:
     koord-qos-manager. Empty for other plugins."""
     mode: Literal["enforce", "dry-run", "off"] | None = None
     """`enforce` claims values and evicts pods; `dry-run` only computes and explains; `off` does not run.
-    Unset: `enforce` for `cpu-suppress` and `cpu-burst`, `off` for `profiling`, `katalyst-advisor` and
-    `katalyst-reporter`, `dry-run` for all others. Its feature gate and the strategies must want it, too.
-    `profiling` and `katalyst-reporter` claim nothing in either mode."""
+    Unset: `enforce` for `cpu-suppress` and `cpu-burst`, `off` for `profiling` and those that begin with
+    `katalyst-`, `dry-run` for all others. Its feature gate and the strategies must want it, too, if it has
+    any. `profiling` and `katalyst-reporter` claim nothing in either mode."""
     options: Mapping[str, object] = field(default_factory=dict)
     """The plugin's own keys."""
 
@@ -432,12 +432,13 @@ class OwnerSettings:
     allow: tuple[str, ...] | None = None
     """What it may claim: rules of the form `FIELD ROLE LEVEL...`, such as `cpuset.cpus at_most qos-class
     pod`. Fields are cgroup parameters; roles `set`, `scale`, `add` and `at_most`; levels `container`, `pod`,
-    `qos-class` and `host-application`. An advisor of Katalyst's pools claims `pool.required_cpus set pool`,
-    and likewise `pool.overlap_cpus`, `pool.headroom_millicpu`, `pool.headroom_bytes`. Unset: those of a
-    built-in plugin, and nothing for others."""
+    `qos-class` and `host-application`. An advisor of Katalyst's pools needs `pool.required_cpus set pool`,
+    and the same of `pool.overlap_cpus`, `pool.headroom_millicpu` and `pool.headroom_bytes`. Unset: those of
+    a built-in plugin, and nothing for others."""
     may_evict: bool | None = None
-    """Whether it may evict pods. Unset: `cpu-evict`, `memory-evict` and those that begin
-    with `katalyst-` may."""
+    """Whether it may evict pods. Unset: `cpu-evict`, `memory-evict`, `katalyst-cpu-suppression`,
+    `katalyst-cpu-load`, `katalyst-reclaimed-pressure`, `katalyst-memory-pressure` and `katalyst-rss-overuse`
+    may."""
     mode: Literal["enforce", "dry-run", "off"] = "enforce"
     """`enforce`; `dry-run`: its claims are kept, shown and audited, and neither they nor its evictions are
     carried out; `off`: all is refused."""

@@ -82,7 +82,7 @@ FLAGS: Final = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reading:
+class SourceReading:
     """The result of reading all sources."""
 
     settings: Settings
@@ -110,7 +110,7 @@ class _Layer:
         return ConfigError(self.source, self.name_of(key), reason)
 
 
-def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Reading:
+def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> SourceReading:
     """Reads, checks and merges all settings, and goes on without the invalid ones.
 
     `arguments`: the parsed command line; flags that were not given are absent or None.
@@ -134,7 +134,7 @@ def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Reading:
         wrong = [key for key, _ in problems]
         valid = [dataclasses.replace(layer, table=_without(layer.table, wrong)) for layer in layers]
         settings, _ = checked(_merged(valid))
-    return Reading(settings, tuple(errors), error)
+    return SourceReading(settings, tuple(errors), error)
 
 
 def config_path(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, bool]:

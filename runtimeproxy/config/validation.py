@@ -38,6 +38,7 @@ from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.hooks.selector import selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.labels import LabelSelector, node_name_problem
+from runtimeproxy.spelling import did_you_mean, nearest
 from runtimeproxy.vocabulary import Mode, Role
 
 if TYPE_CHECKING:
@@ -211,8 +212,9 @@ def _with_endpoint(name: str, plugin: PluginSettings, problems: list[Problem]) -
         if not _REFERENCE.fullmatch(plugin.reference):
             problems.append(((*path, "reference"), f"{plugin.reference!r} is not of the form module:Class"))
     elif not plugin.endpoint:
-        own = ", ".join(BUILT_IN_PLUGINS)
-        problems.append((path, f"needs an endpoint or a reference: it is none of {own}"))
+        guess = did_you_mean(nearest(name, BUILT_IN_PLUGINS))
+        own = guess or f": it is none of {', '.join(BUILT_IN_PLUGINS)}"
+        problems.append((path, f"needs an endpoint or a reference{own}"))
     else:
         endpoint = _parsed((*path, "endpoint"), plugin.endpoint, parse_endpoint, problems)
         return plugin if endpoint is None else replace(plugin, endpoint=endpoint)
@@ -344,7 +346,8 @@ def level_rules(katalyst: KatalystSettings) -> LevelRules:
     Raises:
         ValueError: an item is not of the form `KEY=VALUE`, which `checked` has found.
     """
-    from runtimeproxy.katalyst.levels import LevelRules, OnError, QosLevel, Vocabulary
+    from runtimeproxy.katalyst.levels import LevelRules, OnError, Vocabulary
+    from runtimeproxy.katalyst.names import QosLevel
 
     selectors = {
         QosLevel.DEDICATED: katalyst.dedicated_selector,

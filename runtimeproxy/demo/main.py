@@ -39,7 +39,8 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import TROUBLE, AuditKind
 from runtimeproxy.hooks.levels import LEVELS_POLICY
 from runtimeproxy.http2.client import RpcError
-from runtimeproxy.katalyst.levels import QOS_LEVEL, QosLevel
+from runtimeproxy.katalyst.levels import QOS_LEVEL
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.stubs import BlockingClient
 from runtimeproxy.testing import (
     CgroupDriver,

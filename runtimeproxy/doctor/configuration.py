@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.config.settings import Settings
+from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.kubelet_endpoints import calls_problem
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.config.sources import Reading
+    from runtimeproxy.config.sources import SourceReading
     from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.loading import LoadProblem, LoadResult
     from runtimeproxy.offline import Offline
@@ -48,7 +49,7 @@ def _this_user() -> str:
     return f"user {os.geteuid()}"
 
 
-def check_on_node(reading: Reading, offline: Offline, carried: CarriedFields) -> Findings:
+def check_on_node(reading: SourceReading, offline: Offline, carried: CarriedFields) -> Findings:
     """Returns every problem and warning, beginning with those of the reading.
 
     `carried`: what messages carry in the mode of the settings.
@@ -62,17 +63,36 @@ def check_on_node(reading: Reading, offline: Offline, carried: CarriedFields) ->
     findings.warnings += (ConfigError("node", "", problem) for problem in offline.inputs.problems)
     _check_kubernetes(reading, findings)
     findings.warnings += _late(reading, policies)
+    # The daemon does without them.
+    findings.warnings += _plugin_options(reading)
     return findings
 
 
-def _policy_problem(reading: Reading, problem: LoadProblem) -> ConfigError:
+def _plugin_options(reading: SourceReading) -> Iterator[ConfigError]:
+    """Options that koord-qos-manager's own plugins cannot use; plugins of others are not imported."""
+    if not any(each.options for each in reading.settings.plugins.values()):
+        return
+    from runtimeproxy.qosmanager.manager import built_in_plugins, configured
+
+    try:
+        configured(reading, built_in_plugins())
+    except CombinedConfigError as error:
+        for each in error.errors:
+            if each not in reading.errors and each.key.startswith("plugins."):
+                reason = f"koord-qos-manager does not start with it: {each.reason}"
+                yield ConfigError(each.source, each.key, reason)
+
+
+def _policy_problem(reading: SourceReading, problem: LoadProblem) -> ConfigError:
     """Names the source of the policy's settings, if it has any; the text names its file or module."""
     if problem.name in reading.settings.policies:
         return reading.error(("policies", problem.name), str(problem))
     return ConfigError("policies", "", str(problem))
 
 
-def _check_mode(reading: Reading, policies: LoadResult, carried: CarriedFields, findings: Findings) -> None:
+def _check_mode(
+    reading: SourceReading, policies: LoadResult, carried: CarriedFields, findings: Findings
+) -> None:
     """Finds what ends the daemon's start in this mode, and what the mode leaves undone."""
     from runtimeproxy.doctor.modes import left_undone_of
 
@@ -94,7 +114,7 @@ def _check_mode(reading: Reading, policies: LoadResult, carried: CarriedFields, 
         findings.warnings.append(reading.error(key, reason))
 
 
-def _check_folders(reading: Reading, findings: Findings) -> None:
+def _check_folders(reading: SourceReading, findings: Findings) -> None:
     settings, defaults = reading.settings, Settings()
     endpoint = Path(settings.proxy.endpoint)
     if reason := _folder_problem(endpoint.parent, os.X_OK) or _socket_problem(endpoint):
@@ -168,7 +188,7 @@ def _others_write(folder: Path) -> str:
     return ""
 
 
-def _check_kubernetes(reading: Reading, findings: Findings) -> None:
+def _check_kubernetes(reading: SourceReading, findings: Findings) -> None:
     """Reads the kubeconfig; a problem is a warning, as the daemon serves without the API server."""
     kubernetes = reading.settings.kubernetes
     if not kubernetes.enabled or not kubernetes.kubeconfig:
@@ -181,7 +201,7 @@ def _check_kubernetes(reading: Reading, findings: Findings) -> None:
         findings.warnings.append(reading.error(("kubernetes", "kubeconfig"), str(error)))
 
 
-def _check_registrations(reading: Reading, offline: Offline, findings: Findings) -> None:
+def _check_registrations(reading: SourceReading, offline: Offline, findings: Findings) -> None:
     hooks = reading.settings.hooks
     for name, parsed in offline.registrations.items():
         source = str(Path(hooks.server_config_dir, name))
@@ -193,7 +213,7 @@ def _check_registrations(reading: Reading, offline: Offline, findings: Findings)
             findings.warnings.append(ConfigError(source, "timeout-seconds", reason))
 
 
-def _late(reading: Reading, policies: LoadResult) -> Iterator[ConfigError]:
+def _late(reading: SourceReading, policies: LoadResult) -> Iterator[ConfigError]:
     """Time limits that are never reached, because another one comes first."""
     settings = reading.settings
     budget_s = settings.hooks.budget_s

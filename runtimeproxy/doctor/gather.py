@@ -52,7 +52,7 @@ from runtimeproxy.stubs import BlockingClient
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.config.sources import Reading
+    from runtimeproxy.config.sources import SourceReading
     from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.remote.registrations import Registration
     from runtimeproxy.offline import Offline
@@ -83,7 +83,7 @@ class ApiAnswer(NamedTuple):
 
 
 def gather(
-    reading: Reading,
+    reading: SourceReading,
     offline: Offline,
     carried: CarriedFields,
     answer: ApiAnswer,

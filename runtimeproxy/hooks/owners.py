@@ -16,6 +16,7 @@ from runtimeproxy.fields.tables import NEUTRAL, PARAMETERS, check_value, unknown
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
+from runtimeproxy.spelling import did_you_mean, nearest
 from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list, parse_integer
 from runtimeproxy.vocabulary import (
     MOST_CLAIM_REASON_BYTES,
@@ -105,7 +106,7 @@ def parse_rule(text: str) -> Rule:
     if field in _POOL_FIELDS:
         return _pool_rule(field, role, levels)
     if field not in PARAMETERS:
-        raise ValueError(f"{field} {unknown_parameter(field)}")
+        raise ValueError(f"{field} {unknown_parameter(field)}{did_you_mean(nearest(field, PoolField))}")
     if not PARAMETERS[field].writable:
         raise ValueError(f"{field} cannot be written")
     if role not in set(Role):

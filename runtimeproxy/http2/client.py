@@ -324,6 +324,21 @@ class GrpcClient:
             self.start(call)
         return call
 
+    async def unary(self, block: bytes, request: bytes, timeout_s: float | None) -> bytes | RpcError:
+        """Calls a method and returns the outcome; arguments as those of `call`."""
+        outcome: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
+
+        def on_done(found: bytes | RpcError) -> None:
+            # The call may end after the task that waits was cancelled, and before it knows that.
+            if not outcome.done():
+                outcome.set_result(found)
+
+        call = self.call(block, request, timeout_s, on_done)
+        try:
+            return await outcome
+        finally:
+            call.cancel()
+
     def abort(self) -> None:
         """Ends all calls in progress, and the connection with them."""
         for call in tuple(self._calls):
@@ -425,6 +440,10 @@ class GrpcClient:
                 sock.close()
             self._unreachable(connection, error)
         else:
+            if sock is not None and connection.is_lost:
+                # Lost as it sent its first bytes: uvloop has closed the descriptor before it was told that
+                # the socket goes with it. The socket must not close that number again, whoever has it now.
+                sock.detach()
             connection.on_open()
 
     def _unreachable(self, connection: _Connection, error: OSError) -> None:
@@ -447,6 +466,7 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
     Attributes:
         opening: the task that opens it.
         is_free: whether a call can have a stream now.
+        is_lost: whether its transport is gone.
     """
 
     peer: ClassVar[str] = "server"
@@ -455,6 +475,7 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         super().__init__(_FIELDS, _head, _OPENING)
         self.opening: asyncio.Task[None] | None = None
         self.is_free = False
+        self.is_lost = False
         self._client = client
         self._first = _NO_TABLE
         self._is_retired = False
@@ -463,12 +484,12 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------
 
-    def on_open(self) -> None:
-        """Sends the calls that wait; ends a connection that was given up before.
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        super().connection_lost(error)
 
-        Not in `connection_made`: uvloop would close the socket's descriptor before it knows of the socket,
-        which then closes that number again, whoever has it by then.
-        """
+    def on_open(self) -> None:
+        """Sends the calls that wait; ends a connection that was given up before."""
         if self._is_retired:
             self.abort()
         else:

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from runtimeproxy.katalyst.pools import NO_CPUS, NUMA_INFIX, RECLAIM, AdvisedSizes, PoolState, is_shared_pool
+from runtimeproxy.katalyst.names import NUMA_INFIX, RECLAIM, is_shared_pool, numa_pool, pool_and_numa_node
+from runtimeproxy.katalyst.pools import NO_CPUS, AdvisedSizes, PoolState
 from runtimeproxy.katalyst.transition import NOTHING, AdvisedPool
 from runtimeproxy.vocabulary import MOST_BYTES, POOL_RANGES, PoolField
 
@@ -56,10 +57,7 @@ def target_problem(state: PoolState, pool: str, field: str) -> str:
             return ""
         there = ", ".join(sorted(filter(is_shared_pool, state.pools))) or "none"
         return f"there is no pool {pool[:64]} of shared_cores; there are: {there}"
-    name, infix, number = pool.rpartition(NUMA_INFIX)
-    if pool == RECLAIM:
-        return ""
-    if infix and name == RECLAIM and number.isdecimal() and int(number) in state.topology.by_numa:
+    if pool == RECLAIM or pool in {numa_pool(RECLAIM, each) for each in state.topology.by_numa}:
         return ""
     return f"only {RECLAIM} and {RECLAIM}{NUMA_INFIX}<number> of a NUMA node have a headroom, not {pool[:64]}"
 
@@ -110,8 +108,8 @@ def has_effect(state: PoolState) -> bool:
 def _most_of(state: PoolState, claim: PoolClaim) -> int:
     """Return what a pool can have at most of a value."""
     topology = state.topology
-    _, infix, number = claim.pool.rpartition(NUMA_INFIX)
-    numa_nodes = (int(number),) if infix and number.isdecimal() else tuple(topology.by_numa)
+    _, numa_node = pool_and_numa_node(claim.pool)
+    numa_nodes = tuple(topology.by_numa) if numa_node is None else (numa_node,)
     if claim.field is PoolField.HEADROOM_BYTES:
         sizes = [topology.memory_bytes[node] for node in numa_nodes if node in topology.memory_bytes]
         return sum(sizes) if sizes else MOST_BYTES

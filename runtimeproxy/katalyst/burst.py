@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from runtimeproxy.katalyst.dynamic_config import NO_CONFIG, KatalystConfig
-from runtimeproxy.katalyst.levels import CPU_ENHANCEMENT, BurstPolicy, KatalystQos, QosLevel
+from runtimeproxy.katalyst.levels import CPU_ENHANCEMENT, BurstPolicy, KatalystQos
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.slo.schema import CpuBurstPolicy, CpuBurstStrategy
 from runtimeproxy.slo.strategies import Layer, PodStrategy, Provenance
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, get_type_hints
 
-from runtimeproxy.katalyst.levels import LevelRules, OnError, QosLevel
+from runtimeproxy.katalyst.levels import LevelRules, OnError
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.slo.reading import MAX_PROBLEMS, Problem, Report, build, child, read_overlay
 from runtimeproxy.slo.schema import Quantity, Range
 

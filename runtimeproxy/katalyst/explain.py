@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from runtimeproxy.katalyst.levels import QosLevel
+from runtimeproxy.katalyst.names import DEDICATED, ISOLATION_PREFIX, RECLAIM, QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, create, ramp_done
-from runtimeproxy.katalyst.pools import (
-    DEDICATED,
-    ISOLATION_PREFIX,
-    NO_CPUS,
-    RAMPING_UP,
-    RECLAIM,
-    PoolPod,
-    PoolState,
-    Refusal,
-)
+from runtimeproxy.katalyst.pools import NO_CPUS, RAMPING_UP, PoolPod, PoolState, Refusal
 from runtimeproxy.katalyst.rebuild import reclaim_reserve
 from runtimeproxy.katalyst.sizes import quantity
 from runtimeproxy.units import format_cpu_list

@@ -20,7 +20,8 @@ from enum import StrEnum
 from itertools import chain, combinations, islice
 from typing import Final, NamedTuple
 
-from runtimeproxy.katalyst.levels import KatalystQos, Placed, QosLevel, keeps_away
+from runtimeproxy.katalyst.levels import KatalystQos, Placed, keeps_away
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.katalyst.sizes import ImpossibleSizesError, is_sufficient, numa_count
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.units import format_cpu_list

@@ -15,6 +15,16 @@ from math import inf, isfinite
 from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.documents.reading import InputError, mapping_of, parse_json, shortened
+from runtimeproxy.katalyst.names import (
+    DEDICATED,
+    RECLAIM,
+    RECLAIMED_MEMORY,
+    RECLAIMED_MILLICPU,
+    SHARE,
+    QosLevel,
+    is_shared_pool,
+    pool_and_numa_node,
+)
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass, qos_class
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
 from runtimeproxy.spelling import did_you_mean, nearest_key
@@ -37,40 +47,19 @@ NUMA_BIND_RESULT: Final = f"{DOMAIN}numa_bind_result"
 SKIP_QRM_ADMIT: Final = f"{DOMAIN}skip_qrm_admit"
 """A pod that no pool has to do with."""
 MAIN_CONTAINER_NAME: Final = "kubernetes.io/main-container-name"
-RECLAIMED_MILLICPU: Final = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
-"""Extended resource of containers, in millicores."""
-RECLAIMED_MEMORY: Final = "resource.katalyst.kubewharf.io/reclaimed_memory"
-"""Likewise, in bytes."""
-
 AGGREGATED_REQUESTS: Final = "pod.kubernetes.io/pod-aggregated-requests"
 """Annotation: the requests of the whole pod, a JSON object by resource. Source: katalyst-api pkg/consts."""
 RSS_OVERUSE_THRESHOLD: Final = "rss_overuse_threshold"
 """A key of an enhancement."""
 
-SHARE_POOL: Final = "share"
-RECLAIM_POOL: Final = "reclaim"
-DEDICATED_POOL: Final = "dedicated"
-_RESERVED_POOLS: Final = frozenset({RECLAIM_POOL, DEDICATED_POOL, "reserve", "interrupt", "fallback"})
-"""No pod of `shared_cores` has a pool of these names. Source: pkg/agent/qrm-plugins/commonstate/pool.go."""
-_RESERVED_PREFIXES: Final = ("isolation", "system-")
 _POOL_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 """Katalyst takes any text; names stand in state, status and metrics here."""
 _MAX_GUESSES: Final = 8
 """Unknown keys of an enhancement that are compared with the known ones: a call waits."""
-_NUMA_PART: Final = re.compile(r"-NUMA[0-9]+$")
 _FLOAT: Final = re.compile(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?")
 _MAX_PERCENT: Final = 100.0
 _MAX_NUMA_NUMBER: Final = 1024
 """Source: Linux include/linux/numa.h, NODES_SHIFT is 10 at most."""
-
-
-class QosLevel(StrEnum):
-    """Katalyst's QoS level of a pod."""
-
-    DEDICATED = "dedicated_cores"
-    SHARED = "shared_cores"
-    RECLAIMED = "reclaimed_cores"
-    SYSTEM = "system_cores"
 
 
 class BurstPolicy(StrEnum):
@@ -157,7 +146,7 @@ class KatalystQos:
     """
 
     level: QosLevel = QosLevel.SHARED
-    pool: str = SHARE_POOL
+    pool: str = SHARE
     is_default: bool = False
     yields: bool = False
     numa_binding: bool = False
@@ -345,22 +334,22 @@ _KNOWN_KEYS: Final = (
 def _pool(level: QosLevel, keys: _Keys) -> str:
     """Source: pkg/agent/qrm-plugins/commonstate/pool.go, GetSpecifiedPoolName."""
     if level is QosLevel.DEDICATED:
-        return DEDICATED_POOL
+        return DEDICATED
     if level is QosLevel.RECLAIMED:
-        return RECLAIM_POOL
+        return RECLAIM
     name = keys.get("cpuset_pool") or ""
     if name and not _POOL_NAME.fullmatch(name):
         keys.report("cpuset_pool", f"{shortened(name)!r} is not the name of a pool", is_refused=True)
-    elif level is QosLevel.SHARED and not is_share_pool(name or SHARE_POOL):
+    elif level is QosLevel.SHARED and not is_cpuset_pool(name or SHARE):
         reason = f"{name!r} is not the name of a pool of {QosLevel.SHARED}"
         keys.report("cpuset_pool", reason, is_refused=True)
-    return name or (SHARE_POOL if level is QosLevel.SHARED else "")
+    return name or (SHARE if level is QosLevel.SHARED else "")
 
 
-def is_share_pool(name: str) -> bool:
-    """Return whether pods of `shared_cores` can have a pool of this name."""
-    is_reserved = name in _RESERVED_POOLS or name.startswith(_RESERVED_PREFIXES)
-    return not is_reserved and not _NUMA_PART.search(name)
+def is_cpuset_pool(name: str) -> bool:
+    """Return whether pods of `shared_cores` can name this pool; those of a NUMA node are made of it."""
+    _, numa_node = pool_and_numa_node(name)
+    return is_shared_pool(name) and numa_node is None
 
 
 def _refused_combinations(qos: KatalystQos, keys: _Keys, rules: LevelRules) -> Iterator[LevelProblem]:

@@ -21,17 +21,10 @@ from runtimeproxy.katalyst.hints import (
     check_unbound,
     choose,
 )
-from runtimeproxy.katalyst.levels import KatalystQos, QosLevel, keeps_away
+from runtimeproxy.katalyst.levels import KatalystQos, keeps_away
+from runtimeproxy.katalyst.names import RECLAIM, SHARE, QosLevel
 from runtimeproxy.katalyst.pickers import InsufficientCpusError, topo
-from runtimeproxy.katalyst.pools import (
-    NO_CPUS,
-    RECLAIM,
-    SHARE,
-    PoolPod,
-    PoolState,
-    Refusal,
-    RefusalKind,
-)
+from runtimeproxy.katalyst.pools import NO_CPUS, PoolPod, PoolState, Refusal, RefusalKind
 from runtimeproxy.katalyst.rebuild import Demand, available_cpus, demand
 from runtimeproxy.katalyst.sizes import ImpossibleSizesError, numa_count
 from runtimeproxy.katalyst.topology import Topology

@@ -18,27 +18,19 @@ from itertools import combinations, compress
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from runtimeproxy import vocabulary
 from runtimeproxy.katalyst.hints import HintPolicy
-from runtimeproxy.katalyst.levels import QosLevel
+from runtimeproxy.katalyst.names import (
+    DEDICATED,
+    FALLBACK,
+    NUMA_INFIX,
+    RECLAIM,
+    RESERVE,
+    QosLevel,
+    pool_and_numa_node,
+)
 from runtimeproxy.katalyst.topology import Topology, TopologyCpu
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
-SHARE: Final = "share"
-"""The pool of `shared_cores` without a name of its own."""
-RECLAIM: Final = vocabulary.RECLAIM
-"""Never empty, never removed."""
-RESERVE: Final = "reserve"
-"""The reserved CPUs; never removed."""
-DEDICATED: Final = "dedicated"
-"""The owner of CPUs that one pod has alone; no pool that is shared."""
-ISOLATION_PREFIX: Final = "isolation-"
-"""Begins the pool of one pod that an advisor has split off its pool."""
-SYSTEM_PREFIX: Final = "system-"
-"""Begins the owner of a pod of `system_cores`; no pool of its own."""
-FALLBACK: Final = "fallback"
-"""What no pool takes while reclaim is off; pods that ramp up run there, too."""
-NUMA_INFIX: Final = vocabulary.NUMA_INFIX
 RAMPING_UP: Final = ""
 """The owner of a pod that is in no pool yet."""
 
@@ -448,11 +440,6 @@ def problems(state: PoolState) -> tuple[str, ...]:
     )
 
 
-def is_shared_pool(name: str) -> bool:
-    """Return whether it is a pool of `shared_cores`, and no pod's own one."""
-    return name not in (RESERVE, RECLAIM, FALLBACK) and not name.startswith(ISOLATION_PREFIX)
-
-
 def _problems_of_pools(state: PoolState) -> Iterator[str]:
     topology, pools = state.topology, state.pools
     everything = NO_CPUS.union(*pools.values()) | state.dedicated
@@ -470,8 +457,8 @@ def _problems_of_pools(state: PoolState) -> Iterator[str]:
             yield f"pool {name} has no CPU or no pod"
         if cpus & state.reserved:
             yield f"pool {name} has reserved CPUs {format_cpu_list(cpus & state.reserved)}"
-        _, infix, numa_node = name.rpartition(NUMA_INFIX)
-        if infix and numa_node.isdecimal() and not cpus <= topology.cpus_of((int(numa_node),)):
+        _, numa_node = pool_and_numa_node(name)
+        if numa_node is not None and not cpus <= topology.cpus_of((numa_node,)):
             yield f"pool {name} has CPUs of other NUMA nodes"
 
 

@@ -17,24 +17,26 @@ from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
-from runtimeproxy.katalyst.levels import QosLevel
-from runtimeproxy.katalyst.pickers import core_balance, ht_balance
-from runtimeproxy.katalyst.pools import (
+from runtimeproxy.katalyst.names import (
     DEDICATED,
     FALLBACK,
     ISOLATION_PREFIX,
-    NO_CPUS,
-    NUMA_INFIX,
-    RAMPING_UP,
     RECLAIM,
     RESERVE,
     SYSTEM_PREFIX,
+    QosLevel,
+    is_shared_pool,
+    numa_pool,
+)
+from runtimeproxy.katalyst.pickers import core_balance, ht_balance
+from runtimeproxy.katalyst.pools import (
+    NO_CPUS,
+    RAMPING_UP,
     AdvisedSizes,
     PoolPod,
     Pools,
     PoolSettings,
     PoolState,
-    is_shared_pool,
 )
 from runtimeproxy.katalyst.sizes import (
     Requirements,
@@ -90,10 +92,6 @@ def demand(pods: Iterable[PoolPod], advice: AdvisedSizes | None = None) -> Deman
                 unbound[pod.pool] = unbound.get(pod.pool, 0) + pod.main_request
     wanted = {name: millicpu for name, millicpu in unbound.items() if millicpu}
     return Demand(frozenset(dedicated), frozenset(exclusive), frozenset(numas), bound, wanted, isolated)
-
-
-def numa_pool(pool: str, numa_node: int) -> str:
-    return f"{pool}{NUMA_INFIX}{numa_node}"
 
 
 def reclaim_reserve(topology: Topology, settings: PoolSettings) -> int:

@@ -456,7 +456,7 @@ class TargetState(NamedTuple):
     """Why it applies, or why not."""
 
 
-class Resolved(NamedTuple):
+class ResolvedConfig(NamedTuple):
     """What applies to a node now."""
 
     config: KatalystConfig
@@ -476,7 +476,7 @@ class Resolved(NamedTuple):
     """When the next target ends, in seconds since the epoch."""
 
 
-NOTHING: Final = Resolved(NO_CONFIG, None, (), ((), ()))
+NOTHING: Final = ResolvedConfig(NO_CONFIG, None, (), ((), ()))
 
 
 class NodeTraits(NamedTuple):
@@ -491,8 +491,8 @@ def resolve(
     custom_configs: Collection[CustomConfig],
     node: NodeTraits,
     now_s: float,
-    before: Resolved = NOTHING,
-) -> Resolved:
+    before: ResolvedConfig = NOTHING,
+) -> ResolvedConfig:
     """Return what applies to a node.
 
     `now_s`: in seconds since the epoch. `before`: the last result, of which the node keeps the configuration
@@ -530,7 +530,7 @@ def resolve(
         for each in sorted({each.name: each for each in (*usable, *targets)}.values(), key=_name_of)
     ]
     ends = [each.end_s for each in (*usable, *present) if each.end_s is not None]
-    return Resolved(
+    return ResolvedConfig(
         config=config,
         raw=raw,
         targets=tuple(states),

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from runtimeproxy.katalyst.pools import DEDICATED, PoolPod, PoolState, Refusal
+from runtimeproxy.katalyst.names import DEDICATED
+from runtimeproxy.katalyst.pools import PoolPod, PoolState, Refusal
 from runtimeproxy.units import format_cpu_list
 
 

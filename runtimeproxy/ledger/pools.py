@@ -33,20 +33,18 @@ from runtimeproxy.katalyst import transition
 from runtimeproxy.katalyst.advice import CountedAdvice, PoolClaim, counted, target_problem
 from runtimeproxy.katalyst.levels import (
     MAIN_CONTAINER_NAME,
-    RECLAIMED_MILLICPU,
     SKIP_QRM_ADMIT,
     KatalystQos,
     LevelRules,
-    QosLevel,
     bind_result,
     effective_class,
     katalyst_qos,
 )
+from runtimeproxy.katalyst.names import RECLAIM, RECLAIMED_MILLICPU, QosLevel
 from runtimeproxy.katalyst.placement import PodFacts, waits_for_request
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, ObservedPod
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
-    RECLAIM,
     AdvisedSizes,
     PoolPod,
     PoolSettings,

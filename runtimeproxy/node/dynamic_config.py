@@ -12,7 +12,7 @@ from runtimeproxy.node.object_folder import FolderObjects
 from runtimeproxy.node.objects import KATALYST_KINDS, Kind
 
 if TYPE_CHECKING:
-    from runtimeproxy.katalyst.targets import Resolved, TargetState
+    from runtimeproxy.katalyst.targets import ResolvedConfig, TargetState
     from runtimeproxy.slo.reading import Problem
 
 LONGEST_WAIT_S: Final = 60.0
@@ -36,7 +36,7 @@ class DynamicConfig:
         """Time after which another target may apply even without an event; None: none."""
         self._clock = clock
         self._basis: object = None
-        self._resolved: Resolved | None = None
+        self._resolved: ResolvedConfig | None = None
         """The last result; None: there has never been a target."""
 
     @property

@@ -13,6 +13,7 @@ from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
 from runtimeproxy.config.sources import FLAGS, read
 from runtimeproxy.config.validation import combined_message
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.process import limit_arenas, without_tls
 from runtimeproxy.qosmanager import resources, status
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_flags(own, _STATUS_FLAGS, is_command=True)
     status.add_arguments(own)
     text = "show what the node has and can give, as the plugin katalyst-reporter reports it"
-    own = commands.add_parser("resources", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    own = commands.add_parser(
+        "resources", help=text, description=f"{text[0].upper()}{text[1:]}. {resources.DESCRIPTION}"
+    )
     _add_flags(own, _STATUS_FLAGS, is_command=True)
     resources.add_arguments(own)
     return parser
@@ -121,7 +124,8 @@ def _run(arguments: argparse.Namespace) -> int:
         code, text = shown(read(arguments, os.environ).settings, arguments.output)
         print(text, file=sys.stderr if code == status.NO_DAEMON else sys.stdout)
         return code
-    _import_asyncio_without_tls()
+    with without_tls():
+        import asyncio  # noqa: F401
     from runtimeproxy.qosmanager.manager import all_plugins, configured, run
 
     plugins = all_plugins(read(arguments, os.environ))
@@ -131,7 +135,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
     first = configuration()
     from runtimeproxy import logs
-    from runtimeproxy.process import limit_arenas
 
     limit_arenas()
     handler = logs.configure(first.settings.log.level, first.settings.log.format)
@@ -139,16 +142,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return run(first, configuration, plugins, _sampler(first))
     finally:
         handler.flush()
-
-
-def _import_asyncio_without_tls() -> None:
-    # All connections are Unix sockets: OpenSSL, which asyncio imports if it is there, would take 4 MiB.
-    if "ssl" not in sys.modules:
-        # With None an import fails. Source: Python's reference, the import system, the module cache.
-        sys.modules["ssl"] = None  # type: ignore[assignment]
-        import asyncio  # noqa: F401
-
-        del sys.modules["ssl"]
 
 
 def _sampler(configuration: Configuration) -> SampleSource:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.qos import NEVER_EVICTED
 from runtimeproxy.qosmanager.eviction import (
     Allowance,
@@ -40,11 +41,6 @@ NEAREST: Final = 3
 """Services among which the one goes that was not chosen for the longest time."""
 _MOST_SERVICES: Final = 256
 """Whose last eviction is remembered."""
-
-RECLAIMED: Final = "reclaimed_cores"
-RECLAIMED_MILLICPU: Final = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
-RECLAIMED_MEMORY: Final = "resource.katalyst.kubewharf.io/reclaimed_memory"
-"""Source: katalyst-api pkg/consts/qos.go, resource.go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +203,7 @@ def may_go(pod: Pod, plugin: str, free: Allowance) -> bool:
 
 
 def reclaimed_pods(pods: Iterable[Pod]) -> list[Pod]:
-    return [pod for pod in pods if pod.katalyst is not None and pod.katalyst.level == RECLAIMED]
+    return [pod for pod in pods if pod.katalyst is not None and pod.katalyst.level == QosLevel.RECLAIMED]
 
 
 def known_request(pod: Pod, resource: str) -> int | None:

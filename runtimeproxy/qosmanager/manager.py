@@ -43,7 +43,7 @@ from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
 from runtimeproxy.vocabulary import MetricsSource, PluginReport
 
 if TYPE_CHECKING:
-    from runtimeproxy.config.sources import Reading
+    from runtimeproxy.config.sources import SourceReading
     from runtimeproxy.qosmanager.client import DaemonConnection, Observed
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Configuration:
     """By name; each plugin is in it."""
 
 
-def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
+def configured(reading: SourceReading, plugins: Iterable[AnyPlugin]) -> Configuration:
     """Checks plugins' options and the admin socket, which the daemon does not. Raises CombinedConfigError."""
     settings, errors = reading.settings, list(reading.errors)
     if not settings.api.admin_socket:
@@ -163,7 +163,7 @@ def built_in_plugins() -> list[AnyPlugin]:
     return [pkgutil.resolve_name(reference)() for reference in BUILT_IN.values()]
 
 
-def all_plugins(reading: Reading) -> list[AnyPlugin]:
+def all_plugins(reading: SourceReading) -> list[AnyPlugin]:
     """Makes all plugins; raises CombinedConfigError for references, and for all problems of the reading."""
     made, errors = built_in_plugins(), list[ConfigError]()
     for name, own in sorted(reading.settings.plugins.items()):

@@ -1,4 +1,4 @@
-"""The command `koord-qos-manager resources`: the node's CustomNodeResource, as the daemon has it."""
+"""The command `koord-qos-manager resources`: the CustomNodeResource that the daemon got last."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from runtimeproxy.units import quantity_bytes, quantity_millicores
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
 
+DESCRIPTION: Final = (
+    "CPU is in cores, memory in GiB. Of pods of reclaimed_cores: reclaimable is what they could have at most,"
+    " allocatable what they can have now, requested what they request, left the rest of it. A column has - if"
+    " it is not known; the lines below the table say why."
+)
 COLUMNS: Final = (
     "total",
     "reserved",
@@ -38,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def shown(settings: Settings, output: str) -> tuple[int, str]:
-    """Asks the daemon; returns the exit code and the output, `text` or `json`."""
+    """Asks the daemon; returns the exit code and the text to print. `output`: `text` or `json`."""
     from cri_api.runtimeproxy.v1 import api_pb2
     from runtimeproxy.http2.client import RpcError
     from runtimeproxy.stubs import BlockingClient
@@ -58,16 +63,20 @@ def shown(settings: Settings, output: str) -> tuple[int, str]:
     try:
         lines = list(table(parse_json(found.report.json)))
     except (AttributeError, InputError, LookupError, TypeError, ValueError):
-        # Another manager's may be of another shape.
-        return PROBLEM, f"{PROGRAM}: what is reported makes no table: -o json shows it"
+        # A manager of another version may report another shape.
+        return PROBLEM, f"{PROGRAM}: the report has another shape than this table: -o json shows it"
     if found.reason:
         lines.append(f"not up to date: {found.reason}")
     return code, "\n".join([*lines, *found.report.problems])
 
 
 def table(document: Mapping[str, Any]) -> Iterator[str]:
-    """A line for CPU and memory of the node, and of each NUMA node. Raises for what is not such an object."""
-    # Takes long to import, for a command that has a daemon's answer to show.
+    """A line for CPU and memory of the node, and of each NUMA node.
+
+    Raises:
+        One of AttributeError, InputError, LookupError, TypeError, ValueError: It is no such object.
+    """
+    # The import takes long, and is not needed for JSON.
     from runtimeproxy.qosmanager.reporter.builtin import AMOUNTS_ANNOTATION, NUMA, RECLAIMED_ANNOTATION
 
     annotations = document["metadata"].get("annotations", {})
@@ -107,7 +116,7 @@ def _zones(zones: Any, kind: str) -> Iterator[Mapping[str, Any]]:  # noqa: ANN40
 def _row(
     name: str, resource: str, texts: Mapping[str, str], resources: Mapping[str, Mapping[str, str]]
 ) -> tuple[str, ...]:
-    from runtimeproxy.qosmanager.reporter.amounts import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
+    from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 
     reclaimed = RECLAIMED_MILLICPU if resource == "cpu" else RECLAIMED_MEMORY
     own = [_shown(resource, texts.get(column)) for column in COLUMNS[:5]]

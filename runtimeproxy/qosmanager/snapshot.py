@@ -13,11 +13,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
+from runtimeproxy.katalyst.names import RECLAIM, pool_and_numa_node
 from runtimeproxy.qos import DEFAULT_PRIORITIES, KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.slo.dynamic import asked_plugins
 from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
 from runtimeproxy.slo.schema import PodEviction as PodEviction
-from runtimeproxy.vocabulary import NUMA_INFIX, RECLAIM, ClaimLevel
+from runtimeproxy.vocabulary import ClaimLevel
 
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
@@ -144,11 +145,13 @@ class PoolMember(NamedTuple):
     pool: str
     """Such as `share`, `share-NUMA0`, `reclaim`, `dedicated`, `system-NAME`; empty while it ramps up."""
     cpus: frozenset[int] = frozenset()
+    """Those that its containers may run on."""
     own_cpus: frozenset[int] = frozenset()
     """The part of `cpus` that it has alone."""
     numa_nodes: frozenset[int] = frozenset()
     """Those that it is bound to; empty: none."""
     is_ramping_up: bool = False
+    """Whether it is new, and runs on all CPUs that are not bound before it joins its pool."""
 
 
 class Headroom(NamedTuple):
@@ -172,7 +175,7 @@ class PoolAdvice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPools:
-    """Katalyst's CPU pools of the node, and what counts of an advisor's claims, as the daemon says."""
+    """Katalyst's CPU pools of the node, and the effective claims of advisors, as the daemon reports them."""
 
     pools: Mapping[str, frozenset[int]] = field(default_factory=lambda: _EMPTY)
     """CPUs by name; `dedicated` are those that pods have alone."""
@@ -183,25 +186,26 @@ class CpuPools:
     overlap: bool = False
     """Whether they share CPUs with `shared_cores`."""
     least_reclaim_cpus: int = 0
-    """What `reclaim` has at least, and `shared_cores` never get."""
+    """CPUs that `reclaim` has at least, and pools of `shared_cores` never get."""
     reserved_cpus: frozenset[int] = frozenset()
+    """Those of the pool `reserve`."""
     advice: Mapping[str, PoolAdvice] = field(default_factory=lambda: _EMPTY)
-    """By pool; empty: no advisor's lease counts, and sizes follow from requests."""
+    """By pool; empty: no advisor has a lease, and sizes follow from requests."""
 
     @property
     def headroom(self) -> Headroom | None:
-        """Of the whole node; None: no advisor says it."""
+        """Of the whole node; None: no advisor claims it, or that of memory or CPU only."""
         return _headroom(self.advice.get(RECLAIM))
 
     @property
     def numa_headroom(self) -> Mapping[int, Headroom]:
-        """By NUMA node; empty: no advisor says it."""
+        """By NUMA node; empty: no advisor claims it."""
         found: dict[int, Headroom] = {}
         for name, advice in self.advice.items():
-            pool, infix, numa_node = name.rpartition(NUMA_INFIX)
+            pool, numa_node = pool_and_numa_node(name)
             headroom = _headroom(advice)
-            if infix and pool == RECLAIM and headroom is not None:
-                found[int(numa_node)] = headroom
+            if pool == RECLAIM and numa_node is not None and headroom is not None:
+                found[numa_node] = headroom
         return found
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from runtimeproxy.hooks.views import PodView
-from runtimeproxy.katalyst.levels import RECLAIMED_MILLICPU, QosLevel, pod_problems, requested_amount
+from runtimeproxy.katalyst.levels import pod_problems, requested_amount
+from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU, QosLevel
 
 _CPUS = ("cpu", RECLAIMED_MILLICPU)
 

@@ -229,7 +229,8 @@ def test_json_has_every_field_with_its_source(run: Run) -> None:
 def test_the_document_names_each_plugin_that_uses_a_strategy() -> None:
     rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
     used_by = [line.split("|")[3] for line in rows]
-    for plugin in BUILT_IN:
+    # Katalyst's have no strategy of Koordinator.
+    for plugin in (name for name in BUILT_IN if not name.startswith("katalyst-")):
         assert any(f"`{plugin}`" in each for each in used_by), plugin
     left = [line for line in rows if "not applied" in line]
     assert not any(key in line for line in left for key in ("cpu-burst-config", "resource-threshold-config"))

@@ -93,6 +93,11 @@ NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
         (
             "[plugins.cpu-supress]",
             "plugins.cpu-supress",
+            "needs an endpoint or a reference; did you mean cpu-suppress?",
+        ),
+        (
+            "[plugins.mine]",
+            "plugins.mine",
             f"needs an endpoint or a reference: it is none of {', '.join(BUILT_IN_PLUGINS)}",
         ),
         (

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.plugins.katalyst_reporter import FILE
-from runtimeproxy.qosmanager.reporter.amounts import RECLAIMED_MILLICPU
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.pool_site import BOUND, DEDICATED, SHARED, PoolSite, pool_site

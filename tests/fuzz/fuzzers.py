@@ -120,7 +120,7 @@ def _served_again(node: Node) -> list[str]:
             client.wait_until_serving(CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             return [f"the runtime that behaves is not found: {error}"]
-        calls = Calls(client)
+        calls = Calls(client, node.proxy.socket)
         calls.life(0)
         return [f"after it: {each}" for each in calls.failed]
 

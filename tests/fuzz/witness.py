@@ -19,7 +19,7 @@ from typing import Final, Self
 
 import grpc
 
-from cri_api.runtime.v1 import api_pb2
+from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.programs import REPOSITORY
@@ -37,7 +37,8 @@ _END_S: Final = 2 * CALL_TIMEOUT_S
 class Calls:
     """The calls of one client, one after the other."""
 
-    def __init__(self, client: CriClient, pace_s: float = 0.0) -> None:
+    def __init__(self, client: CriClient, socket_path: Path, pace_s: float = 0.0) -> None:
+        self._socket_path = socket_path
         self._pace_s = pace_s
         self.failed: list[str] = []
         self.failures = 0
@@ -60,8 +61,11 @@ class Calls:
         self._ok("ListPodSandbox", lambda: self._expect(name, self._sandboxes(pod.id), 0))
 
     def images(self, number: int) -> None:
-        """What there is of images: the same every time."""
-        answers = self._client.images
+        """What there is of images: the same every time, over a connection of its own."""
+        with CriClient(self._socket_path) as client:
+            self._images(number, client.images)
+
+    def _images(self, number: int, answers: api_pb2_grpc.ImageServiceStub) -> None:
         filesystems = api_pb2.ImageFsInfoRequest()
         listed = api_pb2.ListImagesRequest()
         self._ok("ImageFsInfo", lambda: answers.ImageFsInfo(filesystems, timeout=CALL_TIMEOUT_S))
@@ -119,7 +123,7 @@ def main() -> None:
         ready = api_pb2.ImageFsInfoRequest()
         client.images.ImageFsInfo(ready, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
         reader.start()
-        calls, number = Calls(client, float(sys.argv[3])), 0
+        calls, number = Calls(client, Path(sys.argv[1]), float(sys.argv[3])), 0
         turn = calls.images if sys.argv[2] == IMAGES else calls.life
         while not is_over.is_set():
             turn(number)

@@ -36,6 +36,7 @@ def test_a_rule() -> None:
         ("cpuset.cpus at_most", "is not of the form"),
         ("cpu.max at_most pod", "parameters have their names of cgroup version 1"),
         ("no.such at_most pod", "is not a known cgroup parameter"),
+        ("pool.requird_cpus set pool", "did you mean pool.required_cpus?"),
         ("memory.usage_in_bytes set pod", "cannot be written"),
         ("cpuset.cpus below pod", "'below' is not a role"),
         ("cpuset.cpus at_most pods", "'pods' is not a level"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -132,28 +133,56 @@ async def test_a_longer_answer_is_not_taken(odd_client: GrpcClient) -> None:
     assert await call(odd_client, b"next") == b"next"
 
 
-async def test_a_connection_that_is_given_up_before_it_is_there_closes_its_descriptor_once(
-    folder: Path, echo: list[grpc.ServicerContext]
+@pytest.mark.parametrize("ends", ["client", "server"])
+async def test_a_connection_that_ends_before_it_is_open_closes_its_descriptor_once(
+    folder: Path, ends: str
 ) -> None:
-    client = GrpcClient(str(folder / ODD_NAME))
-    begun, _ = begin(client)
-    connections = [client._connection]
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / ODD_NAME))
+        server.listen()
+        client = GrpcClient(str(folder / ODD_NAME))
+        begun, outcome = begin(client)
+        connections = [client._connection]
+        if ends == "client":
+            begun.cancel()
+            client.close()
+        else:
+            # It has not accepted the connection, which ends with it: the first bytes are refused.
+            server.close()
 
-    def is_over() -> bool:
-        [connection] = connections
-        assert connection is not None
-        assert connection.opening is not None
-        return connection.opening.done() and connection._transport is None
+        def is_over() -> bool:
+            [connection] = connections
+            assert connection is not None
+            assert connection.opening is not None
+            return connection.opening.done() and connection.is_lost
 
-    begun.cancel()
-    client.close()
-    await until(is_over)
-    # Whoever opens files now gets the descriptor's number, and has to keep it.
-    descriptors = [descriptor for _ in range(5) for descriptor in os.pipe()]
-    connections.clear()
-    gc.collect()
-    for descriptor in descriptors:
-        os.close(descriptor)
+        await until(is_over)
+        assert outcome.done() is (ends == "server")
+        # Whoever opens files now gets the descriptor's number, and has to keep it.
+        descriptors = [descriptor for _ in range(5) for descriptor in os.pipe()]
+        connections.clear()
+        begun.connection = None
+        gc.collect()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+async def test_a_call_that_ends_while_its_task_is_cancelled(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / ODD_NAME))
+        server.listen()
+        client = GrpcClient(str(folder / ODD_NAME))
+        waiting = asyncio.get_running_loop().create_task(client.unary(ECHO, b"", None))
+        await until(lambda: bool(client._calls))
+        [begun] = client._calls
+        waiting.cancel()
+        begun.end(b"late")
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        client.close()
+    assert not caplog.records
 
 
 async def test_many_calls_at_once_share_the_connection(odd_client: GrpcClient) -> None:

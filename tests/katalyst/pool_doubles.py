@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
+from runtimeproxy.katalyst.levels import KatalystQos
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, admit, create, initial
 from runtimeproxy.katalyst.pools import PoolSettings, PoolState, Refusal, problems

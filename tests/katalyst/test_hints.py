@@ -20,7 +20,8 @@ from runtimeproxy.katalyst.hints import (
     choose,
     cpu_hints,
 )
-from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
+from runtimeproxy.katalyst.levels import KatalystQos
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.katalyst.topology import Topology, TopologyCpu
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 from tests.katalyst.topologies import ALL, GIB, T16, WITH_HOLES, cpus

@@ -17,17 +17,14 @@ from runtimeproxy.katalyst.levels import (
     NUMA_IDS,
     NUMA_NUMBER,
     QOS_LEVEL,
-    RECLAIMED_MEMORY,
-    RECLAIMED_MILLICPU,
     BurstPolicy,
     KatalystQos,
     LevelRules,
-    QosLevel,
     Vocabulary,
     class_of,
     disagreement,
     effective_class,
-    is_share_pool,
+    is_cpuset_pool,
     katalyst_qos,
     keeps_away,
     named_level,
@@ -37,6 +34,7 @@ from runtimeproxy.katalyst.levels import (
     parse_numa_ids,
     requested_amount,
 )
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU, QosLevel
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
 from runtimeproxy.slo.schema import CpuBurstPolicy, CpuBurstStrategy
 
@@ -345,7 +343,7 @@ def test_pools(level: str, name: str | None, pool: str) -> None:
     "name", ["reserve", "dedicated", "interrupt", "fallback", "isolation-1", "system-x", "share-NUMA0"]
 )
 def test_names_that_no_shared_pool_has(name: str) -> None:
-    assert not is_share_pool(name)
+    assert not is_cpuset_pool(name)
 
 
 def test_enhancements_are_one_flat_map() -> None:

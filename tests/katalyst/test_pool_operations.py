@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.errors import UNLIKE_OURS
-from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
+from runtimeproxy.katalyst.levels import KatalystQos
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import (
     ContainerFacts,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.katalyst.explain import reasons
 from runtimeproxy.katalyst.hints import HintPolicy
-from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
+from runtimeproxy.katalyst.levels import KatalystQos
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import (
     ContainerFacts,

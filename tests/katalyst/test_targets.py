@@ -12,13 +12,13 @@ import pytest
 
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.katalyst.dynamic_config import NO_CONFIG, read_config
-from runtimeproxy.katalyst.levels import QosLevel
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.katalyst.targets import (
     MAX_TARGETS,
     NOTHING,
     ChoiceStep,
     NodeTraits,
-    Resolved,
+    ResolvedConfig,
     Target,
     choose,
     config_hash,
@@ -46,7 +46,9 @@ def invalid(*documents: dict[str, Any], keys: Iterable[str] = ("aa", "l1", "l2")
     return invalid_reasons(read(*documents), customs(*keys))
 
 
-def resolved(*documents: dict[str, Any], before: Resolved = NOTHING, now_s: float = CREATED_S) -> Resolved:
+def resolved(
+    *documents: dict[str, Any], before: ResolvedConfig = NOTHING, now_s: float = CREATED_S
+) -> ResolvedConfig:
     return resolve(read(*documents), customs("aa", "l1", "l2"), TRAITS, now_s, before)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
-from runtimeproxy.katalyst.levels import QOS_LEVEL, LevelRules, QosLevel, Vocabulary
-from runtimeproxy.katalyst.pools import PoolSettings, problems
+from runtimeproxy.katalyst.levels import QOS_LEVEL, LevelRules, Vocabulary
+from runtimeproxy.katalyst.names import QosLevel
+from runtimeproxy.katalyst.pools import PoolSettings, PoolState, problems
 from runtimeproxy.katalyst.transition import PlacedPools
 from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pod_qos, pools_file, saved_state
 from runtimeproxy.node.snapshot import Cpu, InputState, KubeletFacts, Node
@@ -94,8 +95,11 @@ class Site:
             await self.keeper._round()
 
     def saved_pods(self) -> set[str]:
-        found = pools_file(self.folder, "boot").load(lambda saved: saved_state(saved, T16))
+        found = self.saved()
         return set(found.pods) if found is not None else set()
+
+    def saved(self) -> PoolState | None:
+        return pools_file(self.folder, "boot").load(lambda saved: saved_state(saved, T16))
 
 
 @pytest.fixture
@@ -163,15 +167,15 @@ async def test_the_creation_of_a_container_waits_for_no_save_of_what_records_tel
     await site.keeper.commit("a", asyncio.get_running_loop().time() + 60)
     site.keeper.end("a")
     assert site.keeper.create(ContainerView(name="main", pod=pod, requested=Resources(cpu_shares=2048)))
-    assert not site.keeper.is_saved
     assert not site.keeper.needs_commit("a")
+    saved = site.saved()
+    assert saved is not None
+    assert not saved.pods["a"].containers
     site.put("a", 2048)
     site.keeper.end("a")
     site.keeper.created("a", "main", "a-c")
     await site.rounds()
-    assert site.keeper.is_saved
-    found = pools_file(site.folder, "boot").load(lambda saved: saved_state(saved, T16))
-    assert found == site.keeper.state
+    assert site.saved() == site.keeper.state
 
 
 BOTH = (Vocabulary.KATALYST, Vocabulary.KOORDINATOR)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from runtimeproxy.katalyst.dynamic_config import NO_CONFIG
-from runtimeproxy.katalyst.levels import LevelRules, OnError, QosLevel
+from runtimeproxy.katalyst.levels import LevelRules, OnError
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.node.api_server import ApiServerInputs, KatalystSink
 from runtimeproxy.node.dynamic_config import DynamicConfig
 from runtimeproxy.node.facts import NodeReader

@@ -46,10 +46,9 @@ from runtimeproxy.katalyst.levels import (
     NUMA_IDS,
     NUMA_NUMBER,
     QOS_LEVEL,
-    RECLAIMED_MILLICPU,
     LevelRules,
-    QosLevel,
 )
+from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU, QosLevel
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, create, initial
 from runtimeproxy.katalyst.pools import PoolSettings, PoolState, StateEncoder, from_document
 from runtimeproxy.katalyst.pools import problems as pool_problems

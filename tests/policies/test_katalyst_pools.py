@@ -7,7 +7,8 @@ import pytest
 from policies.katalyst_pools import KatalystPools, KatalystPoolsOptions
 from runtimeproxy.errors import RefusalError, StatusCode
 from runtimeproxy.hooks import ContainerView, PodView
-from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
+from runtimeproxy.katalyst.levels import KatalystQos
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, admit, create, initial
 from runtimeproxy.katalyst.pools import PoolSettings, PoolState, Refusal, RefusalKind

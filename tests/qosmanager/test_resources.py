@@ -21,7 +21,7 @@ from tests.qosmanager.reporter.nodes import snapshot
 
 Response = api_pb2.GetCustomNodeResourceResponse
 Report = api_pb2.NodeResourceReport
-NO_TABLE = "makes no table: -o json shows it"
+NO_TABLE = "another shape than this table: -o json shows it"
 
 
 def document() -> str:

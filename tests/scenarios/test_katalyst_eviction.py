@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from runtimeproxy.cgroups.mounts import find_mounts
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU, QosLevel
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.qosmanager.conditions import RECLAIMED, RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.plugin import AnyPlugin
 from runtimeproxy.qosmanager.plugins.katalyst_cpu_load import KatalystCpuLoad
 from runtimeproxy.qosmanager.plugins.katalyst_cpu_suppression import KatalystCpuSuppression
@@ -54,14 +54,14 @@ def node_with(plugin: AnyPlugin, folder: Path, **fields: Any) -> Iterator[Simula
 def add(
     node: SimulatedNode,
     name: str,
-    level: str = RECLAIMED,
+    level: str = QosLevel.RECLAIMED,
     *,
     cores: float = 0.1,
     gib: float = 1.0,
     tolerance: float | None = None,
     **requests: int,
 ) -> None:
-    is_reclaimed = level == RECLAIMED
+    is_reclaimed = level == QosLevel.RECLAIMED
     workload = Workload(cores=constant(cores), memory_bytes=constant(gib * GIB))
     names = {"millicpu": RECLAIMED_MILLICPU, "reclaimed_memory": RECLAIMED_MEMORY}
     node.add_pod(

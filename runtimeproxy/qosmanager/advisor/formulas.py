@@ -20,16 +20,23 @@ DEADBAND_CPUS: Final = 0.25
 """A requirement falls only if it stays so far below a smaller number: noise of this size moves nothing."""
 HEADROOM_STEP_MILLICPU: Final = 100
 HEADROOM_STEP_BYTES: Final = 64 << 20
-"""Headroom is rounded down to these. Source: minIgnoredReclaimedResourceForReport is 0.1 CPUs and 100 MiB."""
+"""Headroom is rounded down to multiples of these. Source: near minIgnoredReclaimedResourceForReport, 0.1 CPUs
+and 100 MiB."""
 
 
 def required_cores(usage: float, load: float | None, margin: float) -> float:
-    """Return what a pool needs: the larger one of its usage and its load, and a margin."""
+    """Return the cores that a pool needs, 0 or more: the larger one of usage and load, and a margin.
+
+    Args:
+        usage: Of the pool's pods, in cores.
+        load: Tasks of these pods that run or wait; None: not known.
+        margin: As a part of the larger one, 0 or more.
+    """
     return max(usage, load if load is not None else 0.0, 0.0) * (1.0 + margin)
 
 
 def required_cpus(cores: float, most: int) -> int:
-    """Return the CPUs for so many cores: 1 at least, and at most `most`."""
+    """Return the whole CPUs for a need in cores: at least 1, at most `most`."""
     return max(1, min(ceil(cores - 1e-9), max(1, most)))
 
 
@@ -45,28 +52,29 @@ class Limits(NamedTuple):
 
 
 class PoolNeed(NamedTuple):
-    """A requirement as it is given out."""
+    """The requirement of a pool that was given out last."""
 
     size: int
+    """CPUs, at least 1."""
     since_s: float
-    """When the hold began, by any clock that goes on."""
+    """When the hold began, by any monotonic clock."""
     peak: float
-    """The largest number of cores since then, without that look."""
+    """The largest need in cores since then; that of the moment in which the hold began is not part of it."""
 
 
 def regulated_requirement(
     before: PoolNeed | None, cores: float, most: int, now_s: float, limits: Limits
 ) -> PoolNeed:
-    """Return the requirement after another look at a pool.
+    """Return the next requirement of a pool, from 1 to `most` CPUs.
 
-    It follows a larger one by `rise` at once, and a smaller one by `fall` after `hold_s` in which all were
-    smaller. It is never above `most`, and never below 1.
+    It rises by `rise` as soon as the pool needs more, and falls by `fall` after `hold_s` in which the pool
+    needed less all the time.
 
     Args:
-        before: Of the last look; None: there was none.
-        cores: What the pool needs now.
+        before: The last requirement; None: there was none.
+        cores: The pool's need now, in cores.
         most: The largest possible number of CPUs.
-        now_s: The present time.
+        now_s: The present time, by the clock of `before.since_s`.
         limits: How fast it may change.
     """
     wanted = required_cpus(cores, most)
@@ -86,21 +94,28 @@ def regulated_requirement(
 
 
 class HeldHeadroom(NamedTuple):
-    """A headroom as it is given out."""
+    """The headroom that was given out last, in millicores or bytes."""
 
     amount: int
     since_s: float
+    """When the hold began, by any monotonic clock."""
     least: int
-    """The smallest one since then."""
+    """The smallest amount that was idle since then."""
 
 
 def regulated_headroom(
     before: HeldHeadroom | None, idle: float, step: int, now_s: float, hold_s: float
 ) -> HeldHeadroom:
-    """Return the headroom after another look: never above what is idle now.
+    """Return the next headroom: a multiple of `step`, and never above what is idle now.
 
-    It falls at once, and rises after `hold_s` to the least that was idle in that time. It is a multiple of
-    `step`.
+    It falls at once, and rises after `hold_s` to the least that was idle in that time.
+
+    Args:
+        before: The last headroom; None: there was none.
+        idle: Millicores or bytes that are idle now; nothing is if it is not finite.
+        step: The same unit, above 0.
+        now_s: The present time, by the clock of `before.since_s`.
+        hold_s: How long more has to be idle before it rises.
     """
     now = max(0, floor(idle / step) * step) if isfinite(idle) else 0
     if before is None or now <= before.amount:
@@ -114,12 +129,12 @@ def regulated_headroom(
 def idle_millicpu(
     capacity_millicpu: float, used_millicpu: float, reclaimed_millicpu: float, supply_cpus: int
 ) -> float:
-    """Return the CPU that pods of `reclaimed_cores` can use in all; never above what the others leave.
+    """Return the millicores that all pods of `reclaimed_cores` can use; at most what the others leave.
 
     Args:
         capacity_millicpu: Of the node, without reserved CPUs.
-        used_millicpu: What everything on the node uses.
-        reclaimed_millicpu: The part of it that these pods use.
+        used_millicpu: The usage of the whole node.
+        reclaimed_millicpu: The part of it by these pods.
         supply_cpus: CPUs that no pool requires and no pod has alone.
     """
     others = max(used_millicpu - reclaimed_millicpu, 0.0)
@@ -129,17 +144,17 @@ def idle_millicpu(
 def idle_bytes(
     capacity_bytes: float, used_bytes: float, reclaimed_bytes: float, reserved_bytes: float
 ) -> float:
-    """Return the memory that pods of `reclaimed_cores` can use in all; usage is without page cache.
+    """Return the bytes that all pods of `reclaimed_cores` can use; usage is without page cache.
 
-    Source: memory headroom canonical: what is free or can be reclaimed, and what these pods have, without
-    what is reserved.
+    Source: headroompolicy, canonical: memory that is free or can be reclaimed, and that of these pods, less
+    the reserved memory.
     """
     others = max(used_bytes - reclaimed_bytes, 0.0)
     return max(0.0, capacity_bytes - reserved_bytes - others)
 
 
 def split(amount: int, weights: Mapping[int, float], step: int) -> dict[int, int]:
-    """Share an amount out by weights, in multiples of `step`; the sum is at most the amount."""
+    """Divide an amount by weights, into multiples of `step`; all 0 without weights. The sum is at most it."""
     whole = sum(max(each, 0.0) for each in weights.values())
     if not whole:
         return dict.fromkeys(sorted(weights), 0)
@@ -147,7 +162,7 @@ def split(amount: int, weights: Mapping[int, float], step: int) -> dict[int, int
 
 
 def quota_us(supply_cpus: int, least_cpus: int) -> int:
-    """Return the quota of all pods of `reclaimed_cores`, for a period of 100 ms.
+    """Return the quota of all pods of `reclaimed_cores` for a period of 100 ms; at least that of one CPU.
 
     Source: quota mode, `cpu.max` of the reclaim root is the larger one of reserved and reclaim size.
     """

@@ -48,12 +48,17 @@ class InputRecorder:
         self._folder = folder
         self._needs = frozenset(needs)
         self._due_s = float("-inf")
+        self._problem = ""
 
     def write(self, snapshot: Snapshot) -> str:
-        """Write a line if one is due; returns why it could not be written, else an empty text."""
-        if not self._folder or snapshot.now_s < self._due_s or snapshot.node.cpu_pools is None:
-            return ""
-        self._due_s = snapshot.now_s + INTERVAL_S
+        """Write a line if one is due; returns why the last one could not be written, else an empty text."""
+        is_due = snapshot.now_s >= self._due_s
+        if self._folder and is_due and snapshot.node.cpu_pools is not None:
+            self._due_s = snapshot.now_s + INTERVAL_S
+            self._problem = self._write(snapshot)
+        return self._problem
+
+    def _write(self, snapshot: Snapshot) -> str:
         folder = Path(self._folder)
         day = time.strftime("%Y-%m-%d", time.gmtime(snapshot.wall_s))
         line = json.dumps(as_document(snapshot, self._needs), separators=(",", ":")) + "\n"

@@ -1,4 +1,4 @@
-"""What pods of a pool use and want of the CPUs, by samples."""
+"""The CPU load of a cgroup, by samples."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from runtimeproxy.qosmanager.snapshot import Metric, Snapshot
 
 
 def load_or_usage(snapshot: Snapshot, cgroup: str, length_s: float) -> float | None:
-    """Return how many tasks of a cgroup run or wait, on average; None: nothing is known.
+    """Return how many tasks of a cgroup run or wait, the mean of the last `length_s`; None: no samples.
 
-    The load where a source of samples has it. The kernel itself tells it of no cgroup: then what is used and,
-    as at least one task waits for so long, the share of time under pressure (PSI).
+    The load where a source of samples has it. The kernel has none of a cgroup: then it is the usage in cores
+    and the share of time under CPU pressure (PSI), in which at least one task waits.
     """
     load = snapshot.metrics.window(cgroup, Metric.CPU_LOAD, length_s)
     if load is not None:

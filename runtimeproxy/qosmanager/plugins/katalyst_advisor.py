@@ -13,6 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final, Literal, NamedTuple
 
+from runtimeproxy.katalyst.names import (
+    DEDICATED,
+    RECLAIM,
+    QosLevel,
+    is_shared_pool,
+    numa_pool,
+    pool_and_numa_node,
+)
 from runtimeproxy.qosmanager.advisor.formulas import (
     HEADROOM_STEP_BYTES,
     HEADROOM_STEP_MILLICPU,
@@ -41,12 +49,13 @@ from runtimeproxy.qosmanager.plugin import (
     Role,
     Target,
 )
-from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, CpuPools, Level, Metric, Pod, Snapshot
-from runtimeproxy.vocabulary import NUMA_INFIX, RECLAIM, PoolField
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, CpuPools, Level, Metric, Node, Pod, Snapshot
+from runtimeproxy.vocabulary import PoolField
 
 STALE_S: Final = 30.0
 """Without samples for so long it claims nothing any more. Source: SysAdvisor's freshness of metrics."""
 LONGEST_WINDOW_S: Final = 60.0
+"""The most of `window_s`."""
 DROPPING_S: Final = 10.0
 """How long a pod is bounded so that the kernel drops its page cache."""
 DROP_PAUSE_S: Final = 60.0
@@ -56,9 +65,6 @@ MOST_DROPPING: Final = 3
 LEAST_CACHE_BYTES: Final = 64 << 20
 """Less is not worth it."""
 MEMORY_HIGH: Final = "memory.high"
-_SHARED: Final = "shared_cores"
-_RECLAIMED: Final = "reclaimed_cores"
-_NOT_SHARED: Final = frozenset({RECLAIM, "reserve", "dedicated", "fallback"})
 _GIB: Final = 1 << 30
 
 
@@ -70,24 +76,25 @@ class KatalystAdvisorOptions:
     """`canonical` sizes pools by usage; `dynamic-quota` also lets `reclaimed_cores` run on all CPUs of the
     pools, and bounds them by a quota (it needs `overlap` of the pools); `none` claims nothing."""
     margin: float = 0.2
-    """What a pool has beyond its usage or load, as a part of that."""
+    """CPUs of a pool beyond its usage or load, as a part of that, 0 to 10."""
     window_s: float = 10.0
-    """Usage is the mean of so long."""
+    """Usage and load are means of so long a time, 1 to 60."""
     hold_s: float = 60.0
-    """How long a requirement has to be smaller before it falls, and a headroom larger before it rises."""
+    """How long a need has to be smaller before the requirement falls, and more to be idle before the headroom
+    rises, 0 to 3,600."""
     fall_percent: int = 10
-    """A requirement falls by so much of itself in one step, and by one CPU at least."""
+    """A requirement falls by this part of itself in one step, at least by one CPU, 1 to 100."""
     beyond_requests: bool = False
     """Whether a pool may need more CPUs than its pods request."""
     memory_margin_percent: int = 5
-    """Of the node's memory: what the headroom leaves free."""
+    """The part of the node's memory that the headroom leaves free, 0 to 90."""
     drop_cache: bool = False
     """Whether page cache of pods of `reclaimed_cores` is dropped when memory is short: `memory.high` of
     cgroup version 2 for some seconds."""
     drop_cache_below_percent: int = 10
-    """Memory is short if less than this part of the node's is free, page cache not included."""
+    """Memory is short if less than this part of the node's is free, 0 to 90; page cache is not free."""
     record_folder: str = ""
-    """Where all that it decides by is kept, a file for each day, for a replay; empty: nowhere."""
+    """Absolute path of a folder for recordings, a file for each day, which a replay reads; empty: none."""
 
 
 class Dropping(NamedTuple):
@@ -183,13 +190,16 @@ class KatalystAdvisor(Plugin[AdvisorState]):
         return AdvisorState(held=held, claims=tuple(context.held))
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """The node has pools: the policy `katalyst-pools` makes them."""
-        return snapshot.node.cpu_pools is not None
+        # No strategy asks for it; without pools its explanation says so.
+        return True
 
     def run(self, snapshot: Snapshot, state: AdvisorState) -> Decision[AdvisorState]:
         pools, options = snapshot.node.cpu_pools, self._options
         problem = self._recorder.write(snapshot)
-        if options.policy == "none" or pools is None:
+        if pools is None:
+            text = "there are no pools: the policy katalyst-pools is off, or cannot work here"
+            return Decision(AdvisorState(), explanation=text)
+        if options.policy == "none":
             return Decision(AdvisorState(), explanation="; ".join(filter(None, ("policy none", problem))))
         used = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, options.window_s)
         if used is None or not snapshot.node.cpus:
@@ -224,14 +234,14 @@ class _Advising:
         self._reclaimed: list[Pod] = []
         for uid, member in pools.members.items():
             pod = by_uid.get(uid)
-            if pod is not None and member.level == _RECLAIMED:
+            if pod is not None and member.level == QosLevel.RECLAIMED:
                 self._reclaimed.append(pod)
-            elif pod is not None and member.level == _SHARED and member.pool in pools.pools:
+            elif pod is not None and member.level == QosLevel.SHARED and member.pool in pools.pools:
                 self._members.setdefault(member.pool, []).append(pod)
         self._usable = (
             frozenset(cpu.id for cpu in snapshot.node.cpus)
             - pools.reserved_cpus
-            - pools.pools.get("dedicated", frozenset())
+            - pools.pools.get(DEDICATED, frozenset())
         )
         self.state = state
         self.explanations: list[str] = []
@@ -248,7 +258,7 @@ class _Advising:
     def _required(self) -> dict[str, tuple[PoolNeed, _Pool]]:
         found: dict[str, tuple[PoolNeed, _Pool]] = {}
         for name in sorted(self._members):
-            if name in _NOT_SHARED:
+            if not is_shared_pool(name):
                 continue
             pool = self._pool(name)
             before = self.state.required.get(name)
@@ -289,7 +299,8 @@ class _Advising:
 
     def _available(self, name: str) -> int:
         """The CPUs that a pool can have at most."""
-        numa_node, bound = _numa_node(name), set(map(_numa_node, self._members)) - {None}
+        _, numa_node = pool_and_numa_node(name)
+        bound = {node for _, node in map(pool_and_numa_node, self._members)} - {None}
         cpus = [cpu for cpu in self._snapshot.node.cpus if cpu.id in self._usable]
         if numa_node is not None:
             return max(1, sum(cpu.numa_node == numa_node for cpu in cpus))
@@ -331,18 +342,17 @@ class _Advising:
         yield _headroom_claim(RECLAIM, PoolField.HEADROOM_MILLICPU, cpu.amount, cpu_reason)
         if len(weights) > 1:
             for numa_node, amount in shares.items():
-                name = f"{RECLAIM}{NUMA_INFIX}{numa_node}"
+                name = numa_pool(RECLAIM, numa_node)
                 yield _headroom_claim(name, PoolField.HEADROOM_MILLICPU, amount, "its part of the node's")
-        self.explanations.append(f"headroom {cpu.amount / 1_000:g} CPUs")
         if memory is None:
-            self.explanations.append(memory_reason)
+            self.explanations += (f"headroom {cpu.amount / 1_000:g} CPUs", memory_reason)
             return
+        self.explanations.append(f"headroom {cpu.amount / 1_000:g} CPUs and {memory / _GIB:.1f} GiB")
         yield _headroom_claim(RECLAIM, PoolField.HEADROOM_BYTES, memory, memory_reason)
         if len(memory_weights) > 1:
             for numa_node, amount in split(memory, memory_weights, HEADROOM_STEP_BYTES).items():
-                name = f"{RECLAIM}{NUMA_INFIX}{numa_node}"
+                name = numa_pool(RECLAIM, numa_node)
                 yield _headroom_claim(name, PoolField.HEADROOM_BYTES, amount, "its part of the node's")
-        self.explanations.append(f"and {memory / _GIB:.1f} GiB")
 
     def _numa_supply(self, required: Mapping[str, tuple[PoolNeed, _Pool]]) -> Iterator[tuple[int, float]]:
         """What each NUMA node has beside the pools, those of several nodes by their CPUs there."""
@@ -358,10 +368,12 @@ class _Advising:
 
     def _memory(self, *, is_wanted: bool) -> tuple[str, int | None]:
         node, metrics = self._snapshot.node, self._snapshot.metrics
-        capacity = node.capacity.get("memory", 0)
+        capacity = _memory_bytes(node)
         used = metrics.window(NODE_CGROUP, Metric.MEMORY_USAGE, self._options.window_s)
-        if not capacity or used is None:
-            return "the node's memory is not known", None
+        if not capacity:
+            return "headroom of memory: the size of the node's memory is not known", None
+        if used is None:
+            return "headroom of memory: there are no samples of the node's memory", None
         reclaimed = sum(
             metrics.last(pod.cgroup, Metric.MEMORY_USAGE, self._options.window_s) or 0.0
             for pod in self._reclaimed
@@ -416,8 +428,7 @@ class _Advising:
                 yield Claim(target, MEMORY_HIGH, Role.AT_MOST, each.high_bytes, reason=reason)
 
     def _is_memory_short(self) -> bool:
-        node = self._snapshot.node
-        capacity = node.capacity.get("memory", 0)
+        capacity = _memory_bytes(self._snapshot.node)
         used = self._snapshot.metrics.last(NODE_CGROUP, Metric.MEMORY_WITH_CACHE, self._options.window_s)
         if not capacity or used is None:
             return False
@@ -438,11 +449,10 @@ class _Advising:
             dropping[uid] = Dropping(self._now_s, high_bytes)
 
 
+def _memory_bytes(node: Node) -> int:
+    """The node's memory by its Node object, else by its NUMA nodes; 0: not known."""
+    return node.capacity.get("memory", 0) or sum(node.memory_bytes.values())
+
+
 def _headroom_claim(pool: str, name: PoolField, amount: int, reason: str) -> Claim:
     return Claim(Target(Level.POOL, pool), name, Role.SET, amount, reason=reason)
-
-
-def _numa_node(pool: str) -> int | None:
-    """The NUMA node of a pool; None: it is of no one in particular."""
-    name, infix, number = pool.rpartition(NUMA_INFIX)
-    return int(number) if infix and name and number.isdecimal() else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from runtimeproxy.config.settings import Within
+from runtimeproxy.katalyst.names import QosLevel, is_shared_pool
 from runtimeproxy.qosmanager.conditions import (
     FRESH_S,
     ConditionPlugin,
@@ -28,13 +29,9 @@ from runtimeproxy.qosmanager.conditions import (
 from runtimeproxy.qosmanager.eviction import Allowance, EvictOptions
 from runtimeproxy.qosmanager.plugin import Need
 from runtimeproxy.qosmanager.snapshot import Level, Metric, Pod, Snapshot
-from runtimeproxy.vocabulary import NUMA_INFIX, RECLAIM
 
-SHARED: Final = "shared_cores"
 LOAD_S: Final = 60.0
 """A load is a mean over so long, as the kernel's load of one minute."""
-_NOT_SHARED: Final = frozenset({RECLAIM, "reserve", "dedicated", "interrupt", "fallback", ""})
-_NOT_SHARED_PREFIXES: Final = ("isolation", "system-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +74,6 @@ def is_over(ratios: Sequence[float], bound: float, ring_size: int, met_percent: 
     return sum(ratio > bound for ratio in ratios) * 100 >= ring_size * met_percent
 
 
-def is_share_pool(name: str) -> bool:
-    pool = name.partition(NUMA_INFIX)[0]
-    return pool not in _NOT_SHARED and not pool.startswith(_NOT_SHARED_PREFIXES)
-
-
 class KatalystCpuLoad(ConditionPlugin[LoadState]):
     """Evicts one pod of an overloaded share pool."""
 
@@ -106,7 +98,7 @@ class KatalystCpuLoad(ConditionPlugin[LoadState]):
         options, pools = _options(state), snapshot.node.cpu_pools
         if pools is None:
             return LookResult(self.begun_anew(state), (), ("the policy katalyst-pools is off",))
-        shared = {name: cpus for name, cpus in sorted(pools.pools.items()) if is_share_pool(name) and cpus}
+        shared = {name: cpus for name, cpus in sorted(pools.pools.items()) if is_shared_pool(name) and cpus}
         members = {name: _members(snapshot, name) for name in shared}
         loads = {name: load_of(snapshot, members[name], cpus) for name, cpus in shared.items()}
         unknown = [name for name, load in loads.items() if load is None]
@@ -184,7 +176,7 @@ def _members(snapshot: Snapshot, pool: str) -> list[Pod]:
     return [
         pod
         for pod, member in zip(snapshot.pods, found, strict=True)
-        if member is not None and member.pool == pool and member.level == SHARED
+        if member is not None and member.pool == pool and member.level == QosLevel.SHARED
     ]
 
 

@@ -13,8 +13,8 @@ from math import inf
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from runtimeproxy.config.settings import Within
+from runtimeproxy.katalyst.names import RECLAIM, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.conditions import (
-    RECLAIMED_MILLICPU,
     UNKNOWN_REQUEST,
     ConditionPlugin,
     ConditionState,
@@ -28,7 +28,6 @@ from runtimeproxy.qosmanager.conditions import (
 )
 from runtimeproxy.qosmanager.eviction import Allowance, EvictOptions
 from runtimeproxy.qosmanager.snapshot import Pod, Snapshot
-from runtimeproxy.vocabulary import RECLAIM
 
 
 @dataclass(frozen=True, slots=True)

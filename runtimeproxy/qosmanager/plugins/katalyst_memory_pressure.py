@@ -16,9 +16,9 @@ from math import inf
 from typing import Annotated, Any, ClassVar, Final
 
 from runtimeproxy.config.settings import Within
+from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.qosmanager.conditions import (
     FRESH_S,
-    RECLAIMED,
     ConditionPlugin,
     ConditionState,
     LookResult,
@@ -200,7 +200,7 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
             for pod in snapshot.pods
             if pod.katalyst is not None
             and pod.uid in used
-            and (is_any or pod.katalyst.level == RECLAIMED)
+            and (is_any or pod.katalyst.level == QosLevel.RECLAIMED)
             and may_go(pod, self.name, free)
         ]
         # Of kswapd it is not known how much is missing: the largest one.
@@ -211,5 +211,5 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
 
 def _rank(pod: Pod) -> tuple[int, ...]:
     """Source: there, DefaultSystemEvictionRankingMetrics: level, then priority."""
-    is_reclaimed = pod.katalyst is not None and pod.katalyst.level == RECLAIMED
+    is_reclaimed = pod.katalyst is not None and pod.katalyst.level == QosLevel.RECLAIMED
     return 0 if is_reclaimed else 1, pod.priority_value

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from runtimeproxy.config.settings import Within
+from runtimeproxy.katalyst.names import RECLAIM, RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.conditions import (
-    RECLAIMED_MEMORY,
-    RECLAIMED_MILLICPU,
     UNKNOWN_REQUEST,
     ConditionPlugin,
     ConditionState,
@@ -27,7 +26,6 @@ from runtimeproxy.qosmanager.conditions import (
 )
 from runtimeproxy.qosmanager.eviction import Allowance, EvictOptions
 from runtimeproxy.qosmanager.snapshot import Snapshot
-from runtimeproxy.vocabulary import RECLAIM
 
 _MIB: Final = 1 << 20
 

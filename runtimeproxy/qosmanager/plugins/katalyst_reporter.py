@@ -1,8 +1,8 @@
-"""Katalyst's reporter: the node as a CustomNodeResource, of the fields of several field reporters.
+"""Katalyst's reporter: the node as a CustomNodeResource, made of the fields of several field reporters.
 
-Claims nothing. The fields are in `runtimeproxy.qosmanager.reporter`; here reporters are called, and the
-document is written as a file. The manager hands it to the daemon, which serves it. Unlike most plugins it
-writes a file in `run`.
+It claims nothing. The fields are in `runtimeproxy.qosmanager.reporter`; here the reporters are called, and
+the object is written to a file: unlike most plugins, `run` is not pure. The manager sends the object to the
+daemon, which serves it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.documents.files import replace_file
 from runtimeproxy.errors import described
 from runtimeproxy.qosmanager.plugin import Decision, Mode, Need, NodeReport, Plugin, PluginContext
-from runtimeproxy.qosmanager.reporter.amounts import NOTHING_HELD, WINDOW_S, Held, NodeAmounts, node_amounts
+from runtimeproxy.qosmanager.reporter.amounts import (
+    NOTHING_REPORTED,
+    WINDOW_S,
+    LastReported,
+    NodeAmounts,
+    node_amounts,
+)
 from runtimeproxy.qosmanager.reporter.builtin import BUILT_IN
 from runtimeproxy.qosmanager.reporter.document import FieldError, merged, read_field
 from runtimeproxy.qosmanager.reporter.fields import FieldReporter, ReportedField, View
@@ -30,7 +36,7 @@ from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot
 
 INTERVAL_S: Final = 5.0
 REPORTERS_S: Final = 1.5
-"""How long reporters of other packages may take; the plugin itself has `framework.TIME_LIMIT_S`."""
+"""How long reporters of other packages may take, together; the plugin itself has `framework.TIME_LIMIT_S`."""
 MOST_FIELDS: Final = 256
 """Of one reporter: a field may come in parts."""
 MOST_SHOWN: Final = 10
@@ -43,11 +49,12 @@ class ReporterOptions:
     """`[plugins.katalyst-reporter.options]`."""
 
     folder: str = ""
-    """Where the document is written (`custom-node-resource.json`); empty: it is only served."""
+    """Absolute path of the folder that the object is written to, as `custom-node-resource.json`; empty: it is
+    only served."""
     node_name: str = ""
     """Name of the object; empty: the node's label kubernetes.io/hostname, or the host's name."""
     reporters: Mapping[str, str] = field(default_factory=dict)
-    """ReportedField reporters of other Python packages, `package.module:Class` by name."""
+    """Field reporters of other Python packages, `package.module:Class` by name."""
 
 
 class _Called:
@@ -110,7 +117,7 @@ def _fields_of(reporter: FieldReporter, view: View) -> list[ReportedField]:
 class ReporterState:
     """What was reported last."""
 
-    held: Held = NOTHING_HELD
+    last: LastReported = NOTHING_REPORTED
     written: str = ""
     """The content of the file; empty: not written yet."""
 
@@ -160,7 +167,7 @@ class KatalystReporter(Plugin[ReporterState]):
         return True
 
     def run(self, snapshot: Snapshot, state: ReporterState) -> Decision[ReporterState]:
-        amounts, state.held = node_amounts(snapshot, state.held)
+        amounts, state.last = node_amounts(snapshot, state.last)
         view = View(snapshot, amounts)
         # Those with threads first: they work meanwhile.
         calls = [call for each in reversed(self._called) if (call := each.begin(view)) is not None]

@@ -18,24 +18,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
+from runtimeproxy.katalyst.names import RECLAIM, RECLAIMED_MEMORY, RECLAIMED_MILLICPU, RESERVE, QosLevel
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Headroom, Metric, Pod, PoolMember, Snapshot
 
-RECLAIMED_LEVEL: Final = "reclaimed_cores"
-RECLAIMED_MILLICPU: Final = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
-RECLAIMED_MEMORY: Final = "resource.katalyst.kubewharf.io/reclaimed_memory"
-"""Source of both: katalyst-api pkg/consts/resource.go."""
 CPU_REQUESTS: Final = (RECLAIMED_MILLICPU, "kubernetes.io/batch-cpu", "cpu")
 MEMORY_REQUESTS: Final = (RECLAIMED_MEMORY, "kubernetes.io/batch-memory", "memory")
-"""What a pod of `reclaimed_cores` requests: the first of them that it has."""
+"""Where a container's request stands: the first of these resources that it has."""
 WINDOW_S: Final = 10.0
-"""Samples are the means of so long a time."""
+"""Usage is the mean of so long a time."""
 CPU_STEP: Final = 100
 """Millicores; smaller changes of usage or headroom change nothing."""
 MEMORY_STEP: Final = 64 << 20
 """Bytes, likewise."""
-RESERVE: Final = "reserve"
-"""The pool of reserved CPUs."""
 
 Place: TypeAlias = int | None
 """A NUMA node; None: the whole node, where NUMA nodes are not known."""
@@ -50,8 +45,8 @@ class Amount(NamedTuple):
     dedicated: int = 0
     """Of CPU: what pods have alone."""
     used: int | None = None
-    """By all but pods of `reclaimed_cores`, those with CPUs of their own and what is reserved; at most the
-    capacity. None: there are no samples."""
+    """By all but pods of `reclaimed_cores`, pods with CPUs of their own, and the system within its reserve;
+    at most the capacity. None: there are no samples."""
     allocatable: int | None = None
     """To `reclaimed_cores`, those that run included. None: not known."""
     requested: int = 0
@@ -89,14 +84,14 @@ class NodeAmounts:
         return summed(self.memory.values())
 
 
-class Held(NamedTuple):
-    """Sampled values as they were reported last: they change in steps."""
+class LastReported(NamedTuple):
+    """Sampled values as they were reported last: smaller changes than a step are left out."""
 
     used: Mapping[tuple[str, Place], int]
     headroom: Mapping[tuple[str, str], int]
 
 
-NOTHING_HELD: Final = Held({}, {})
+NOTHING_REPORTED: Final = LastReported({}, {})
 
 
 def summed(amounts: Iterable[Amount]) -> Amount:
@@ -143,13 +138,15 @@ def stepped_down(value: float, step: int, before: int | None) -> int:
     return before if before is not None and now - step <= before <= now else now
 
 
-def node_amounts(snapshot: Snapshot, held: Held = NOTHING_HELD) -> tuple[NodeAmounts, Held]:
-    """The amounts, and what the next call is to be given as `held`."""
+def node_amounts(
+    snapshot: Snapshot, last: LastReported = NOTHING_REPORTED
+) -> tuple[NodeAmounts, LastReported]:
+    """The amounts, and the `last` of the next call."""
     pods = [_PodShare.of(pod, snapshot) for pod in snapshot.pods]
-    cpu, cpu_held = _cpu(snapshot, pods, held)
-    memory, memory_held = _memory(snapshot, pods, held)
+    cpu, cpu_last = _cpu(snapshot, pods, last)
+    memory, memory_last = _memory(snapshot, pods, last)
     amounts = NodeAmounts(cpu=cpu, memory=memory, problem=_problem(snapshot, cpu, memory))
-    kept = Held({**cpu_held.used, **memory_held.used}, {**cpu_held.headroom, **memory_held.headroom})
+    kept = LastReported({**cpu_last.used, **memory_last.used}, {**cpu_last.headroom, **memory_last.headroom})
     return amounts, kept
 
 
@@ -202,17 +199,19 @@ class _PodShare(NamedTuple):
 
 def is_reclaimed(pod: Pod, member: PoolMember | None) -> bool:
     """Whether the pod runs on what others leave: by its level of Katalyst's, else by Koordinator's class."""
-    return pod.qos is QoSClass.BE if member is None else member.level == RECLAIMED_LEVEL
+    return pod.qos is QoSClass.BE if member is None else member.level == QosLevel.RECLAIMED
 
 
-def _cpu(snapshot: Snapshot, pods: Sequence[_PodShare], held: Held) -> tuple[dict[Place, Amount], Held]:
+def _cpu(
+    snapshot: Snapshot, pods: Sequence[_PodShare], last: LastReported
+) -> tuple[dict[Place, Amount], LastReported]:
     node = snapshot.node
     by_place: dict[Place, set[int]] = {}
     for cpu in sorted(node.cpus, key=lambda each: (each.numa_node, each.id)):
         by_place.setdefault(cpu.numa_node, set()).add(cpu.id)
     places = list(by_place)
     if not places:
-        return _unplaced("cpu", node.capacity.get("cpu", 0), snapshot, pods, held)
+        return _unplaced("cpu", node.capacity.get("cpu", 0), snapshot, pods, last)
     reserved, owned = reserved_cpus(snapshot), own_cpus(snapshot)
     alone = frozenset[int]().union(*owned.values()) - reserved
     totals = [len(cpus) * 1_000 for cpus in by_place.values()]
@@ -234,7 +233,7 @@ def _cpu(snapshot: Snapshot, pods: Sequence[_PodShare], held: Held) -> tuple[dic
         [each for each in pods if not each.is_reclaimed and _has_own(each)],
         _Sizes(places, totals, reserves, dedicated, node.reserved.get("cpu", 0)),
         lambda share: weights_of(cpus_of(share)),
-        held,
+        last,
     )
 
 
@@ -243,10 +242,12 @@ def _has_own(share: _PodShare) -> bool:
     return bool(share.pod.cpus or (share.member is not None and share.member.own_cpus))
 
 
-def _memory(snapshot: Snapshot, pods: Sequence[_PodShare], held: Held) -> tuple[dict[Place, Amount], Held]:
+def _memory(
+    snapshot: Snapshot, pods: Sequence[_PodShare], last: LastReported
+) -> tuple[dict[Place, Amount], LastReported]:
     node = snapshot.node
     if not node.memory_bytes:
-        return _unplaced("memory", node.capacity.get("memory", 0), snapshot, pods, held)
+        return _unplaced("memory", node.capacity.get("memory", 0), snapshot, pods, last)
     places, totals = sorted(node.memory_bytes), [size for _, size in sorted(node.memory_bytes.items())]
 
     def weights_of(share: _PodShare) -> list[int]:
@@ -262,19 +263,19 @@ def _memory(snapshot: Snapshot, pods: Sequence[_PodShare], held: Held) -> tuple[
         (),
         _Sizes(places, totals, nothing, nothing, node.reserved.get("memory", 0)),
         weights_of,
-        held,
+        last,
     )
 
 
 def _unplaced(
-    resource: str, total: int, snapshot: Snapshot, pods: Sequence[_PodShare], held: Held
-) -> tuple[dict[Place, Amount], Held]:
+    resource: str, total: int, snapshot: Snapshot, pods: Sequence[_PodShare], last: LastReported
+) -> tuple[dict[Place, Amount], LastReported]:
     """The resource of a node without known NUMA nodes."""
     if total <= 0:
-        return {}, NOTHING_HELD
+        return {}, NOTHING_REPORTED
     kind = _MEMORY if resource == "memory" else _CPU
     sizes = _Sizes([None], [total], [0], [0], snapshot.node.reserved.get(resource, 0))
-    return _placed(kind, snapshot, pods, (), sizes, lambda _: [1], held)
+    return _placed(kind, snapshot, pods, (), sizes, lambda _: [1], last)
 
 
 class _Resource(NamedTuple):
@@ -311,8 +312,8 @@ def _placed(
     alone: Sequence[_PodShare],
     sizes: _Sizes,
     weights_of: Callable[[_PodShare], list[int]],
-    held: Held,
-) -> tuple[dict[Place, Amount], Held]:
+    last: LastReported,
+) -> tuple[dict[Place, Amount], LastReported]:
     # One resource in all places. The usage of pods in `sharing` is of what is shared, that of `alone` within
     # what they have alone; `weights_of` says how much of a pod is in each place.
     rest = [
@@ -342,20 +343,20 @@ def _placed(
         loads[tuple(capacities)] = loads.get(tuple(capacities), 0.0) + system
         for index, load in enumerate(_within(_spread(loads, len(capacities)), capacities)):
             key = resource.name, sizes.places[index]
-            kept_used[key] = stepped_up(load, resource.step, held.used.get(key))
+            kept_used[key] = stepped_up(load, resource.step, last.used.get(key))
             used[index] = min(kept_used[key], capacities[index])
     asked = [0] * len(capacities)
     for weights, amount in requests.items():
         asked = [one + other for one, other in zip(asked, apportioned(amount, weights), strict=True)]
     idle = [None if use is None else capacity - use for capacity, use in zip(capacities, used, strict=True)]
-    allocatable, kept_headroom = _allocatable(resource, snapshot, sizes.places, idle, held)
+    allocatable, kept_headroom = _allocatable(resource, snapshot, sizes.places, idle, last)
     amounts = {
         place: Amount(*parts)
         for place, *parts in zip(
             sizes.places, sizes.totals, reserved, sizes.dedicated, used, allocatable, asked, strict=True
         )
     }
-    return amounts, Held(kept_used, kept_headroom)
+    return amounts, LastReported(kept_used, kept_headroom)
 
 
 def _spread(loads: Mapping[tuple[int, ...], float], count: int) -> list[float]:
@@ -384,7 +385,7 @@ def _allocatable(
     snapshot: Snapshot,
     places: Sequence[Place],
     idle: Sequence[int | None],
-    held: Held,
+    last: LastReported,
 ) -> tuple[list[int | None], dict[tuple[str, str], int]]:
     """What `reclaimed_cores` can have: in no place more than what is idle there, nor than its headroom."""
     unknown: list[int | None] = [None] * len(places)
@@ -400,7 +401,7 @@ def _allocatable(
     def stepped(name: str, headroom: Headroom) -> int:
         key = resource.name, name
         amount = headroom.cpu_millicores if resource.name == "cpu" else headroom.memory_bytes
-        kept[key] = stepped_down(max(amount, 0), resource.step, held.headroom.get(key))
+        kept[key] = stepped_down(max(amount, 0), resource.step, last.headroom.get(key))
         return kept[key]
 
     by_numa = pools.numa_headroom
@@ -419,7 +420,11 @@ def _problem(snapshot: Snapshot, cpu: Mapping[Place, Amount], memory: Mapping[Pl
     if not pools.enable_reclaim:
         return ""
     if pools.headroom is None:
-        return "no advisor says what the headroom is"
+        advice = pools.advice.get(RECLAIM)
+        if advice is None or (advice.headroom_millicpu is None and advice.headroom_bytes is None):
+            return "no advisor says what the headroom is"
+        missing = "CPU" if advice.headroom_millicpu is None else "memory"
+        return f"the advisor does not say what the headroom of {missing} is"
     for name, amounts in (("CPUs", cpu), ("memory", memory)):
         if not amounts:
             return f"the {name} of the node are not known"

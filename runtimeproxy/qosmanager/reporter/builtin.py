@@ -10,11 +10,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.reporter.amounts import (
     CPU_REQUESTS,
     MEMORY_REQUESTS,
-    RECLAIMED_MEMORY,
-    RECLAIMED_MILLICPU,
     Amount,
     NodeAmounts,
     Place,
@@ -41,7 +40,6 @@ CPU_LIST: Final = "cpu_lists"
 RESERVED_CPU_LIST: Final = "reserved_cpu_list"
 POOL_PREFIX: Final = "cpu_pool_"
 """Begins the name of an attribute with the CPUs of a pool on a NUMA node."""
-NO_CACHE: Final = -1
 
 
 class NodeResources(FieldReporter):
@@ -106,7 +104,7 @@ class TopologyZones(FieldReporter):
         zones = [
             {"type": SOCKET, "name": str(each)} for each in sorted({c.socket for c in snapshot.node.cpus})
         ]
-        field = [ReportedField(ObjectSection.STATUS, "topologyZone", zones)] if zones else []
+        fields = [ReportedField(ObjectSection.STATUS, "topologyZone", zones)] if zones else []
         by_numa = _by_numa(snapshot.node.cpus)
         for place in sorted({*by_numa, *snapshot.node.memory_bytes}):
             cpus = by_numa.get(place, [])
@@ -116,10 +114,10 @@ class TopologyZones(FieldReporter):
             groups = _by_cache(cpus)
             children = [_cache_zone(cache, ids, reserved) for cache, ids in groups.items() if cache >= 0]
             zone = _numa_zone(snapshot, place, attributes=_attributes(attributes), children=children)
-            field.append(ReportedField(ObjectSection.STATUS, "topologyZone", [zone]))
+            fields.append(ReportedField(ObjectSection.STATUS, "topologyZone", [zone]))
         policy = ReportedField(ObjectSection.STATUS, "topologyPolicy", "None")
-        # What the daemon needs for its pools: the kubelet's managers place nothing.
-        return [*field, policy]
+        # The daemon's pools need it: the kubelet's managers place nothing.
+        return [*fields, policy]
 
 
 class CpuPoolsReporter(FieldReporter):
@@ -250,9 +248,9 @@ def _of_numa(
     pod: Pod, member: PoolMember | None, own: frozenset[int], by_numa: Mapping[int, Sequence[Cpu]]
 ) -> dict[int, dict[str, str]]:
     """What the pod has on NUMA nodes: CPUs of its own, else its request on the nodes that it is bound to."""
-    is_on_the_rest = is_reclaimed(pod, member)
+    is_pod_reclaimed = is_reclaimed(pod, member)
     cpu_name, memory_name = ("cpu", "memory")
-    if is_on_the_rest:
+    if is_pod_reclaimed:
         cpu_name, memory_name = RECLAIMED_MILLICPU, RECLAIMED_MEMORY
     bound = sorted(member.numa_nodes) if member is not None else []
     if own:
@@ -262,7 +260,7 @@ def _of_numa(
     else:
         cpu = dict(zip(bound, apportioned(requested(pod, CPU_REQUESTS), [1] * len(bound)), strict=True))
     memory = dict(zip(bound, apportioned(requested(pod, MEMORY_REQUESTS), [1] * len(bound)), strict=True))
-    write = number_quantity if is_on_the_rest else millicores_quantity
+    write = number_quantity if is_pod_reclaimed else millicores_quantity
     found: dict[int, dict[str, str]] = {place: {} for place in sorted({*cpu, *bound})}
     for place, resources in found.items():
         if cpu.get(place):

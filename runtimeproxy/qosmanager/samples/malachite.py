@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from runtimeproxy.errors import described
 from runtimeproxy.logs import FailureLog
+from runtimeproxy.process import without_tls
 from runtimeproxy.qosmanager.samples.kernel_files import FileGroup, ImplausibleError, Numbers, Values
 from runtimeproxy.qosmanager.samples.malachite_answers import (
     NODE_GROUPS,
@@ -43,17 +44,11 @@ if TYPE_CHECKING:
 
 
 def _client_without_tls() -> ModuleType:
-    """Python's HTTP client without OpenSSL, which it would import, and which takes 4 MiB."""
+    """Python's HTTP client, which would import OpenSSL."""
     is_loaded = not sys.modules.keys().isdisjoint(("ssl", "http.client"))
-    if not is_loaded:
-        # With None an import fails. Source: Python's reference, the import system, the module cache.
-        sys.modules["ssl"] = None  # type: ignore[assignment]
-    try:
+    with without_tls():
         import http.client
-    finally:
-        if not is_loaded:
-            del sys.modules["ssl"]
-    # Whoever imports it later, gets a whole one.
+    # Later imports get the whole client.
     return http.client if is_loaded else sys.modules.pop("http.client")
 
 

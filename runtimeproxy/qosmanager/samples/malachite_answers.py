@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
+from runtimeproxy.documents.reading import InputError, parse_json
 from runtimeproxy.qosmanager.samples.kernel_files import Numbers
 from runtimeproxy.qosmanager.snapshot import Metric
 
@@ -58,9 +59,8 @@ def cgroup_path(cgroup: str) -> str:
 def data_of(body: bytes) -> Mapping[str, Any]:
     """The data of an answer whose status is 0. Raises AnswerError."""
     try:
-        # Python's reader takes NaN and Infinity, which are no JSON; Malachite's writer has null for them.
-        document = json.loads(body, parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(body)
+    except InputError as error:
         raise AnswerError(f"the answer is not JSON: {str(error)[:80]}") from None
     if not isinstance(document, dict):
         raise AnswerError("the answer is not an object of JSON")

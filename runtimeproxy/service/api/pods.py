@@ -21,13 +21,8 @@ from runtimeproxy.fields.tables import QUOTA, RESOURCE_FIELDS, RESOURCE_PARAMETE
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.claimants import labels_of, texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
-from runtimeproxy.katalyst.levels import (
-    AGGREGATED_REQUESTS,
-    RECLAIMED_MEMORY,
-    RECLAIMED_MILLICPU,
-    RSS_OVERUSE_THRESHOLD,
-    pod_problems,
-)
+from runtimeproxy.katalyst.levels import AGGREGATED_REQUESTS, RSS_OVERUSE_THRESHOLD, pod_problems
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.pods.record_views import recorded_pod

@@ -21,10 +21,11 @@ from runtimeproxy.cgroups.order import Key
 from runtimeproxy.hooks import algebra
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.katalyst.advice import CountedAdvice, PoolClaim, counted
-from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
+from runtimeproxy.katalyst.levels import KatalystQos
+from runtimeproxy.katalyst.names import RECLAIM, QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import LiveContainer, ObservedPod, configure, initial, reconcile
-from runtimeproxy.katalyst.pools import RECLAIM, PoolSettings, PoolState
+from runtimeproxy.katalyst.pools import PoolSettings, PoolState
 from runtimeproxy.katalyst.rebuild import reclaim_reserve
 from runtimeproxy.katalyst.topology import Topology, TopologyCpu
 from runtimeproxy.katalyst.transition import pool_sizes

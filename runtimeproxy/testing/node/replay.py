@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from runtimeproxy.katalyst.names import RECLAIM
 from runtimeproxy.qosmanager.advisor.recording import RecordedMetrics, moments, snapshot_of
 from runtimeproxy.qosmanager.framework import decision_problem
 from runtimeproxy.qosmanager.plugin import AnyPlugin, Claim, PluginContext
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Snapshot
-from runtimeproxy.vocabulary import RECLAIM, PoolField
+from runtimeproxy.vocabulary import PoolField
 
 _LOOK_BACK_S: Final = 1.0
 

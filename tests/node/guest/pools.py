@@ -17,13 +17,8 @@ from pathlib import Path
 import grpc
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.katalyst.levels import (
-    CPU_ENHANCEMENT,
-    MEMORY_ENHANCEMENT,
-    QOS_LEVEL,
-    RECLAIMED_MILLICPU,
-    QosLevel,
-)
+from runtimeproxy.katalyst.levels import CPU_ENHANCEMENT, MEMORY_ENHANCEMENT, QOS_LEVEL
+from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU, QosLevel
 from runtimeproxy.katalyst.pools import PoolPod, PoolState, problems
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.ledger.journal import read_boot_id

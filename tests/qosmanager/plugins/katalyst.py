@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU, QosLevel
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.qosmanager.conditions import (
-    RECLAIMED,
-    RECLAIMED_MEMORY,
-    RECLAIMED_MILLICPU,
-    ConditionPlugin,
-    ConditionState,
-)
+from runtimeproxy.qosmanager.conditions import ConditionPlugin, ConditionState
 from runtimeproxy.qosmanager.plugin import Decision, PluginContext
 from runtimeproxy.qosmanager.snapshot import (
     CpuPools,
@@ -65,7 +60,7 @@ def reclaimed(
     """A pod of `reclaimed_cores`; a request that is None is not known."""
     requests = {RECLAIMED_MILLICPU: millicpu, RECLAIMED_MEMORY: memory}
     known = {resource: amount for resource, amount in requests.items() if amount is not None}
-    fields.setdefault("katalyst", KatalystTraits(RECLAIMED, suppression_tolerance_rate=tolerance))
+    fields.setdefault("katalyst", KatalystTraits(QosLevel.RECLAIMED, suppression_tolerance_rate=tolerance))
     return pod_of(name, QoSClass.BE, containers=(container_of(name, requests=known),), **fields)
 
 

@@ -104,7 +104,7 @@ def test_requirement_and_headroom_of_a_moment() -> None:
     reasons = {str(each.field): each.reason for each in decision.claims}
     assert "used 3.00, load 3.00, with the margin 3.60 of at most 6 CPUs" in reasons[PoolField.REQUIRED_CPUS]
     assert all(len(each.encode()) <= 256 for each in reasons.values())
-    assert decision.explanation == "share needs 4 CPUs; headroom 10 CPUs; and 48.8 GiB"
+    assert decision.explanation == "share needs 4 CPUs; headroom 10 CPUs and 48.8 GiB"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,22 @@ def test_dynamic_quota_bounds_reclaimed_pods_by_what_no_pool_needs() -> None:
 
 def test_the_policy_none_claims_nothing() -> None:
     assert run(snapshot(), policy="none") == {}
-    assert not KatalystAdvisor().is_enabled(snapshot(pools=None))
+
+
+def test_without_pools_it_claims_nothing_and_says_so() -> None:
+    plugin, state = advisor()
+    decision = plugin.run(snapshot(pools=None), plugin.run(snapshot(), state).state)
+    assert decision.claims == ()
+    assert decision.explanation.startswith("there are no pools: the policy katalyst-pools is off")
+
+
+def test_without_a_node_object_memory_is_that_of_the_numa_nodes() -> None:
+    def headroom(capacity: dict[str, int], memory_bytes: dict[int, int]) -> int | str | None:
+        node = replace(snapshot().node, capacity=capacity, memory_bytes=memory_bytes)
+        return run(replace(snapshot(), node=node)).get(("reclaim", PoolField.HEADROOM_BYTES))
+
+    assert headroom({}, {0: 64 * GIB}) == headroom({"memory": 64 * GIB}, {}) is not None
+    assert headroom({}, {}) is None
 
 
 def test_without_samples_what_was_said_before_stays_for_half_a_minute() -> None:
@@ -239,6 +254,12 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     decision = plugin.run(snapshot(), state)
     assert decision.claims
     assert "missing cannot be written: No such file or directory" in decision.explanation
+    # It is said until a line can be written.
+    decision = plugin.run(snapshot(101.0), decision.state)
+    assert "missing cannot be written" in decision.explanation
+    (tmp_path / "missing").mkdir()
+    decision = plugin.run(snapshot(110.0), decision.state)
+    assert "missing" not in decision.explanation
 
 
 @pytest.mark.parametrize("text", ["[]", '{"version": 2}', "nothing\n{}"])

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.qosmanager.plugins.katalyst_cpu_load import (
-    KatalystCpuLoad,
-    LoadOptions,
-    is_over,
-    is_share_pool,
-)
+from runtimeproxy.qosmanager.plugins.katalyst_cpu_load import KatalystCpuLoad, LoadOptions, is_over
 from runtimeproxy.qosmanager.plugins.katalyst_cpu_suppression import (
     KatalystCpuSuppression,
     Reclaimed,
@@ -167,17 +162,6 @@ def test_pods_of_other_levels_do_not_count() -> None:
 )
 def test_ring(ratios: list[float], expected: bool) -> None:
     assert is_over(ratios, 1.8, 10, 80.0) is expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        *(("share", True), ("batch", True), ("share-NUMA0", True), ("reclaim", False), ("reserve", False)),
-        *(("reclaim-NUMA1", False), ("dedicated", False), ("isolation-a", False), ("system-x", False)),
-    ],
-)
-def test_share_pools(name: str, expected: bool) -> None:
-    assert is_share_pool(name) is expected
 
 
 def load(ratio: float, **options: Any) -> Driver:

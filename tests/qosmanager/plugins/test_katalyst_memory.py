@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.qosmanager.conditions import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.plugins.katalyst_memory_pressure import KatalystMemoryPressure, watermark_bytes
 from runtimeproxy.qosmanager.plugins.katalyst_reclaimed_pressure import KatalystReclaimedPressure, is_above
 from runtimeproxy.qosmanager.plugins.katalyst_rss_overuse import KatalystRssOveruse, is_overuse

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.reporter.amounts import (
     CPU_STEP,
-    NOTHING_HELD,
+    NOTHING_REPORTED,
     Amount,
     Place,
     apportioned,
@@ -164,6 +164,12 @@ def test_headroom_above_what_is_idle_is_not_reported() -> None:
     [
         pytest.param({"cpu_pools": None}, "katalyst-pools is off", None, id="no-pools"),
         pytest.param({"cpu_pools": pools(advice={})}, "no advisor", None, id="no-advisor"),
+        pytest.param(
+            {"cpu_pools": pools(advice={"reclaim": HEADROOM._replace(headroom_bytes=None)})},
+            "the advisor does not say what the headroom of memory is",
+            None,
+            id="no-memory",
+        ),
         pytest.param({"usage": {}}, "no samples of the node's CPUs", None, id="no-samples"),
         pytest.param({"cpu_pools": pools(enable_reclaim=False)}, "", 0, id="reclaim-is-off"),
     ],
@@ -199,7 +205,7 @@ def test_small_changes_change_nothing_and_larger_ones_do() -> None:
         amounts, held = node_amounts(snapshot(usage=usage), held)
         return amounts.cpu, held
 
-    first, held = used(2.05, NOTHING_HELD)
+    first, held = used(2.05, NOTHING_REPORTED)
     assert first[2].used == 2_100
     for cores in (2.09, 2.01, 2.1):
         again, held = used(cores, held)
@@ -280,7 +286,7 @@ def check(amounts: Mapping[Place, Amount]) -> None:
 def test_of_any_node_sums_are_right_and_headroom_is_idle(first: Snapshot, then: Snapshot) -> None:
     held = node_amounts(first)[1]
     # What was reported of another node before never makes more allocatable than is idle.
-    for of_node, before in ((first, NOTHING_HELD), (then, held)):
+    for of_node, before in ((first, NOTHING_REPORTED), (then, held)):
         amounts, _ = node_amounts(of_node, before)
         check(amounts.cpu)
         check(amounts.memory)
@@ -296,7 +302,7 @@ def test_of_any_node_sums_are_right_and_headroom_is_idle(first: Snapshot, then: 
 
 def test_real_use_is_never_more_than_what_is_reported_as_used() -> None:
     """Over a day of ups and downs: the idle part that is reported is there."""
-    held = NOTHING_HELD
+    held = NOTHING_REPORTED
     for minute in range(100):
         cores = 4.0 * abs((minute * 37 % 100) / 50 - 1)
         usage = with_web(cores)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.qosmanager.reporter.amounts import RECLAIMED_MEMORY, RECLAIMED_MILLICPU, node_amounts
+from runtimeproxy.qosmanager.reporter.amounts import node_amounts
 from runtimeproxy.qosmanager.reporter.builtin import AMOUNTS_ANNOTATION, BUILT_IN, RECLAIMED_ANNOTATION
 from runtimeproxy.qosmanager.reporter.document import merged, read_field
 from runtimeproxy.qosmanager.reporter.fields import View

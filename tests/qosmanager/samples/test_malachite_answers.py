@@ -270,7 +270,7 @@ def test_a_node_whose_usage_cannot_be(usage: object, reason: str) -> None:
         (b"[]", "not an object"),
         (b'{"data": {}}', "status is null"),
         (b'{"status": false, "data": {}}', "status is false"),
-        (b'{"status": NaN, "data": {}}', "status is null"),
+        (b'{"status": NaN, "data": {}}', "NaN is not a number of JSON"),
         (b'{"status": 1, "data": {}}', "status is 1"),
         (b'{"status": 1, "message": "no \\ud800"}', r'status is 1: "no \\ud800"'),
         (b'{"status": 0}', "has no data"),
@@ -283,7 +283,7 @@ def test_an_answer_without_data(body: bytes, reason: str) -> None:
 
 
 def test_data_and_paths() -> None:
-    assert data_of(b'{"status": 0, "data": {"a": NaN}}') == {"a": None}
+    assert data_of(b'{"status": 0, "data": {"a": null}}') == {"a": None}
     assert cgroup_path("/a b/c&d=e") == "/api/v1/cgroup/groups?cgroup_user_path=/a%20b/c%26d%3De"
 
 

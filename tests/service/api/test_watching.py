@@ -18,7 +18,8 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditRing
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.katalyst.levels import AGGREGATED_REQUESTS, RECLAIMED_MEMORY, RECLAIMED_MILLICPU
+from runtimeproxy.katalyst.levels import AGGREGATED_REQUESTS
+from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.service.api.audit_feed import AuditFeed, entry_message, matches

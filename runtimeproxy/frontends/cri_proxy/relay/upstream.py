@@ -168,12 +168,10 @@ async def answers_calls(socket_path: str, timeout_s: float = PROBE_TIMEOUT_S) ->
 
     Source: containerd says "server is not initialized yet" until it has loaded all; version 1.6 with UNKNOWN.
     """
-    client, answer = GrpcClient(socket_path), asyncio.get_running_loop().create_future()
-    call = client.call(request_block(_PROBE_PATH), b"", timeout_s, answer.set_result)
+    client = GrpcClient(socket_path)
     try:
-        outcome: bytes | RpcError = await answer
+        outcome = await client.unary(request_block(_PROBE_PATH), b"", timeout_s)
     finally:
-        call.cancel()
         client.close()
     if isinstance(outcome, AnsweredError):
         return outcome.code not in _NOT_READY
