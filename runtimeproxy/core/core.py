@@ -223,7 +223,7 @@ class Core:
             self._is_idle,
             self.upkeep.evaluator.evaluate_now,
             threads.make("pools"),
-            pool_claims=self.leased.pool_claims,
+            advisors=self.leased.advisors,
         )
         self.leased.on_pool_claims = self.pools.look_soon
         self.services = CoreServices(

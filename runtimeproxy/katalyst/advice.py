@@ -19,6 +19,7 @@ from runtimeproxy.katalyst.transition import NOTHING, AdvisedPool
 from runtimeproxy.vocabulary import MOST_BYTES, POOL_RANGES, PoolField
 
 _OF_SHARED: Final = frozenset({PoolField.REQUIRED_CPUS, PoolField.OVERLAP_CPUS})
+_ORDER: Final = tuple(PoolField)
 
 
 class PoolClaim(NamedTuple):
@@ -29,6 +30,17 @@ class PoolClaim(NamedTuple):
     value: int
     owner: str = ""
     reason: str = ""
+
+
+class Advisors(NamedTuple):
+    """What all advisors claim at a moment."""
+
+    claims: tuple[PoolClaim, ...] = ()
+    """The later one of a value counts."""
+    late: tuple[str, ...] = ()
+    """Owners whose claims have ended with their lease, and that have claimed nothing since."""
+    is_known: bool = True
+    """Whether the claims of the process before this one are known."""
 
 
 class CountedAdvice(NamedTuple):
@@ -69,8 +81,8 @@ def counted(state: PoolState, claims: Iterable[PoolClaim]) -> CountedAdvice:
     """
     pools: dict[str, AdvisedPool] = {}
     problems: list[str] = []
-    found = sorted({(each.pool, each.field): each for each in claims}.values())
-    for each in found:
+    found = {(each.pool, _ORDER.index(each.field)): each for each in claims}
+    for _, each in sorted(found.items()):
         if target_problem(state, each.pool, each.field):
             continue
         least, most = POOL_RANGES[each.field]
@@ -79,8 +91,9 @@ def counted(state: PoolState, claims: Iterable[PoolClaim]) -> CountedAdvice:
             problems.append(
                 f"{each.field} of pool {each.pool} by {each.owner} is {each.value}, the node has {value}"
             )
-        before = pools.get(each.pool, AdvisedPool(owner=each.owner, reason=each.reason))
-        pools[each.pool] = _with_value(before, each.field, value)
+        before = pools.get(each.pool, AdvisedPool(owner=each.owner))
+        reason = "; ".join(filter(None, dict.fromkeys((before.reason, each.reason))))
+        pools[each.pool] = _with_value(before._replace(reason=reason), each.field, value)
     if any(each.required_cpus for each in pools.values()) and not has_effect(state):
         problems.append(
             "sizes by an advisor need enable_reclaim or overlap: without, shared_cores have all CPUs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from runtimeproxy.katalyst.names import DEDICATED, ISOLATION_PREFIX, RECLAIM, QosLevel
@@ -11,6 +11,7 @@ from runtimeproxy.katalyst.pool_operations import ContainerFacts, create, ramp_d
 from runtimeproxy.katalyst.pools import NO_CPUS, RAMPING_UP, PoolPod, PoolState, Refusal
 from runtimeproxy.katalyst.rebuild import reclaim_reserve
 from runtimeproxy.katalyst.sizes import quantity
+from runtimeproxy.katalyst.transition import NOTHING, AdvisedPool
 from runtimeproxy.units import format_cpu_list
 
 
@@ -37,13 +38,16 @@ def where_it_would_go(state: PoolState, pod: PodFacts) -> WouldBe | Refusal | No
     return WouldBe(first.pods[pod.uid], later.pods[pod.uid], reasons(later, pod.uid))
 
 
-def reasons(state: PoolState, uid: str) -> tuple[str, ...]:
-    """Return why a pod has its CPUs; empty if it is not in the state."""
+def reasons(state: PoolState, uid: str, advice: Mapping[str, AdvisedPool] = NOTHING) -> tuple[str, ...]:
+    """Return why a pod has its CPUs; empty if it is not in the state.
+
+    `advice`: what advisors say, by pool.
+    """
     pod = state.pods.get(uid)
-    return tuple(_reasons(state, pod)) if pod is not None else ()
+    return tuple(_reasons(state, pod, advice)) if pod is not None else ()
 
 
-def _reasons(state: PoolState, pod: PoolPod) -> Iterator[str]:
+def _reasons(state: PoolState, pod: PoolPod, advice: Mapping[str, AdvisedPool]) -> Iterator[str]:
     if pod.problem:
         yield f"in the pool {pod.pool} since it has no other place: {pod.problem}"
     if pod.reason:
@@ -60,9 +64,28 @@ def _reasons(state: PoolState, pod: PoolPod) -> Iterator[str]:
         yield f"{pod.level}: {which}, {_listed(pod.cpus)}"
     elif pod.owner == RECLAIM:
         yield _reclaimed(state, pod)
+        if (found := advice.get(RECLAIM)) is not None:
+            yield advice_text(RECLAIM, found)
     else:
         yield _in_pool(state, pod)
+        if (found := advice.get(pod.owner)) is not None:
+            yield advice_text(pod.owner, found)
     yield f"mems {format_cpu_list(pod.mems)}: {_why_mems(pod)}"
+
+
+def advice_text(pool: str, advice: AdvisedPool) -> str:
+    """Say what an advisor says of a pool, and why."""
+    said = []
+    if advice.required_cpus is not None:
+        said.append(f"it needs {advice.required_cpus} CPUs")
+    if advice.overlap_cpus is not None:
+        said.append(f"{RECLAIM} has {advice.overlap_cpus} of them, too")
+    if advice.headroom_millicpu is not None:
+        said.append(f"headroom {advice.headroom_millicpu / 1_000:g} CPUs")
+    if advice.headroom_bytes is not None:
+        said.append(f"headroom {advice.headroom_bytes / (1 << 30):.1f} GiB")
+    why = f" ({advice.reason})" if advice.reason else ""
+    return f"{advice.owner or 'an advisor'} says of pool {pool}: {', '.join(said)}{why}"
 
 
 def _ramping_up(state: PoolState, pod: PoolPod) -> str:

@@ -230,7 +230,16 @@ def configure(
     Whoever has CPUs alone keeps those that are left, and gets others for those that are not.
     """
     reserved = reserved_cpus(topology, settings)
-    after = replace(state, settings=settings, topology=topology, reserved=reserved, advice=advice)
+    # What reclaimed_cores have of a pool by an advisor says nothing once that pool has none.
+    lost = _advised(state.advice) - _advised(advice)
+    after = replace(
+        state,
+        settings=settings,
+        topology=topology,
+        reserved=reserved,
+        advice=advice,
+        pools={name: cpus for name, cpus in state.pools.items() if name not in lost} if lost else state.pools,
+    )
     is_same_place = reserved == state.reserved and topology == state.topology
     if is_same_place and settings == state.settings and advice == state.advice:
         return state
@@ -241,6 +250,11 @@ def configure(
         if pods[uid].dedicated:
             pods[uid] = fitted(replace(after, pods=pods), pods[uid])
     return settled(after, pods, is_new=True)
+
+
+def _advised(advice: AdvisedSizes | None) -> frozenset[str]:
+    """The pools whose sizes an advisor says."""
+    return frozenset() if advice is None else frozenset(advice.sizes) | frozenset(advice.overlap)
 
 
 def reconcile(state: PoolState, pods: Iterable[ObservedPod], in_flight: Collection[str] = ()) -> PoolState:

@@ -35,6 +35,7 @@ class AdvisedPool(NamedTuple):
     owner: str = ""
     """Of the claims; if there are several, that of the first."""
     reason: str = ""
+    """Of all of them."""
 
 
 class PlacedPools(NamedTuple):

@@ -19,7 +19,7 @@ from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.ledger.books import TREE, LeftReason, ValueChange
 from runtimeproxy.ledger.target import EVALUATIONS, CgroupTarget
 from runtimeproxy.pods.records import Level, is_leased
-from runtimeproxy.vocabulary import ClaimKey
+from runtimeproxy.vocabulary import ClaimKey, PoolField
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ MOST_REMEMBERED: Final = 20_000
 """Values whose last entry is remembered; more than an owner's claims."""
 FITS: Final = "fits to the values of other cgroups or files"
 _GIVEN_BACK: Final = "given back"
+_CLAIM_ENDED: Final = "the claim has ended"
+_HEADROOM: Final = frozenset({PoolField.HEADROOM_MILLICPU, PoolField.HEADROOM_BYTES})
+"""Moves with the load; metrics have its values."""
 _KINDS: Final = {logging.INFO: AuditKind.CHANGED, logging.WARNING: AuditKind.FAILED}
 
 
@@ -157,7 +160,7 @@ class ClaimAudit:
                 is_fitted = any(claim.owner == TREE for claim in each.claims)
                 ends = each.is_given_back or not (is_fitted or any(map(is_leased, each.claims)))
                 reason = "; ".join(filter(None, reasons)) or (FITS if is_fitted else "")
-                reason = "the claim has ended" if ends else reason
+                reason = _CLAIM_ENDED if ends else reason
                 row = row._replace(kind=AuditKind.CHANGED, reason=reason, ends=ends)
             elif each.outcome not in FAILURES:
                 continue
@@ -172,8 +175,32 @@ class ClaimAudit:
                 value, kind = f"{claim.role} {claim.value}", AuditKind.WOULD_CHANGE
                 self._add(owner, _Row(target, key.field, kind, None, value, str(claim.reason)))
 
+    def on_pool(
+        self, owner: Owner, key: ClaimKey, before: Claim | None, now: Claim | None, *, is_late: bool
+    ) -> None:
+        """A claim on one of Katalyst's pools has changed, or ended: `now` is None then.
+
+        Args:
+            owner: Whose it is.
+            key: The pool and the field.
+            before: The claim before it.
+            now: The present one.
+            is_late: Whether it has ended with its lease.
+        """
+        old = before.value if before is not None else None
+        new = now.value if now is not None else None
+        if old == new or (key.field in _HEADROOM and old is not None and new is not None):
+            return
+        kind = AuditKind.WOULD_CHANGE if owner.mode is Mode.DRY_RUN else AuditKind.CHANGED
+        reason = "its lease has ended" if is_late else _CLAIM_ENDED
+        if now is not None:
+            reason = str(now.reason)
+        target = CgroupTarget(Level.NODE, "", f"pool {key.target}")
+        shown = "" if new is None else new
+        self._add(owner, _Row(target, key.field, kind, old, shown, reason, ends=now is None))
+
     def _add(self, owner: Owner, row: _Row) -> None:
-        now_s, key = self._now_s(), (owner.name, row.target.cgroup, row.field)
+        now_s, key = self._now_s(), (owner.name, row.target.cgroup or row.target.name, row.field)
         last = self._last.get(key)
         if last is not None and not row.ends and last[1] is row.kind and now_s - last[0] < CLAIM_INTERVAL_S:
             return
@@ -190,7 +217,8 @@ class ClaimAudit:
         if self._entries > MOST_CLAIM_ENTRIES:
             self._left_out += 1
             return
-        old, field = "" if row.old is None else str(row.old), str(Field(CGROUP, row.field))
+        old = "" if row.old is None else str(row.old)
+        field = row.field if row.field in set(PoolField) else str(Field(CGROUP, row.field))
         entry = value_entry(row.target, row.kind, str(owner.claimant), time.time())
         self._sink(entry._replace(field=field, old=old, new=str(row.new), reason=row.reason))
 

@@ -29,7 +29,7 @@ from runtimeproxy.fields.tables import LISTS, QUOTA
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.owners import Owner, refusal
-from runtimeproxy.katalyst.advice import PoolClaim
+from runtimeproxy.katalyst.advice import Advisors, PoolClaim
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.books import Wanted
@@ -61,6 +61,8 @@ HANDED_OVER_S: Final = 120.0
 UNRENEWED: Final = "unrenewed.json"
 """In the state folder: of claims that no session renews, for how long, in seconds by owner. A restart goes on
 from there."""
+ADVICE: Final = "advice.json"
+"""In the state folder: the claims on Katalyst's pools, which no book has; of this boot only."""
 UNRENEWED_STEP_S: Final = 1.0
 """How often it is saved. A process counts each step as a whole one, so that each restart counts."""
 _BYTES_OF_A_CLAIM: Final = 64
@@ -148,6 +150,8 @@ class OwnedClaims:
         requests: that came in, by what became of them.
         refusals: refused claims, by cause.
         lapses: how many leases with claims have ended.
+        is_advice_late: whether claims on pools have ended with the lease, and the owner has claimed nothing
+            since.
     """
 
     owner: Owner
@@ -160,6 +164,7 @@ class OwnedClaims:
     requests: Counts[Answer] = field(default_factory=Counts)
     refusals: Counts[str] = field(default_factory=Counts)
     lapses: int = 0
+    is_advice_late: bool = False
     size_bytes: int = 0
     applied: dict[ClaimKey, _Applied] = field(default_factory=dict)
     dirty: set[ClaimKey] = field(default_factory=set)
@@ -218,8 +223,7 @@ class OwnedClaims:
 
     def _is_held(self, key: ClaimKey) -> bool:
         # Advice is about the load of a moment.
-        is_advice = key.level is ClaimLevel.POOL
-        return bool(self.owner.hold_s) and key.role in self.owner.hold_roles and not is_advice
+        return bool(self.owner.hold_s) and key.role in self.owner.hold_roles and not _is_advice(key)
 
 
 def _size_bytes(key: ClaimKey, claim: Claim) -> int:
@@ -273,8 +277,12 @@ class LeasedClaims:
         self._handed_over_file = StateFile(folder / HANDED_OVER, "sessions begin anew", is_synced=False)
         effect = "leases and holds of claims begin anew"
         self._unrenewed_file = StateFile(folder / UNRENEWED, effect, is_synced=False)
-        self.files = (self._unrenewed_file, self._handed_over_file)
+        effect = "the sizes of pools follow from requests until an advisor claims"
+        self._advice_file = StateFile(folder / ADVICE, effect, boot_id=boot_id, is_synced=False)
+        self.files = (self._unrenewed_file, self._handed_over_file, self._advice_file)
         self._unrenewed: dict[str, float] = {}
+        # None: not known.
+        self._saved_advice: dict[str, Any] | None = None
         self._failures = FailureLog(output=logger)
         # A request whose client is gone is carried out all the same: the next one builds on it.
         self._requests = ShieldedTasks()
@@ -319,7 +327,7 @@ class LeasedClaims:
             if owned.owner.mode is not Mode.ENFORCE:
                 continue
             for key, claim in tuple(owned.claims.items()):
-                if key.level is ClaimLevel.POOL:
+                if _is_advice(key):
                     # The pools say what of them has no effect.
                     continue
                 if (why := self._kept_from(owned, key)) is not None:
@@ -330,15 +338,19 @@ class LeasedClaims:
                             place.target, key.field, claim_text(claim), (claim.owner,), *why, since_s
                         )
 
-    def pool_claims(self) -> Iterator[PoolClaim]:
+    def advisors(self) -> Advisors:
         """The claims on pools that count now, that of the highest priority and name the last of a value."""
+        late = tuple(name for name, owned in self.owners.items() if owned.is_advice_late)
+        return Advisors(tuple(self._pool_claims()), late, self.ready.is_set())
+
+    def _pool_claims(self) -> Iterator[PoolClaim]:
         if not self.ready.is_set():
             return
         for owned in sorted(self.owners.values(), key=lambda each: (each.owner.priority, each.owner.name)):
             if owned.owner.mode is not Mode.ENFORCE:
                 continue
             for key, claim in owned.claims.items():
-                if key.level is ClaimLevel.POOL and isinstance(claim.value, int):
+                if _is_advice(key) and isinstance(claim.value, int):
                     yield PoolClaim(
                         key.target, PoolField(key.field), claim.value, owned.owner.name, str(claim.reason)
                     )
@@ -376,6 +388,9 @@ class LeasedClaims:
                 text = "claims of %s: another session has taken over"
                 logger.warning(text, owned.owner.name, extra={"owner": owned.owner.name})
             owned.lease = lease
+            if owned.is_advice_late:
+                owned.is_advice_late = False
+                self.on_pool_claims()
             if not (request.claims or request.ended or request.refused or request.is_whole):
                 return ClaimsResponse(answer, problem=owned.problem)
             touched, refused = await self._take(owned, request)
@@ -401,6 +416,8 @@ class LeasedClaims:
             for key in keys:
                 owned.drop(key)
             owned.lease, owned.refused = leases.ended(owned.lease), 0
+            owned.is_advice_late = False
+            self.on_pool_claims()
             return Answer.TAKEN, count, await self._sync(owned, keys)
 
     async def take_over(self, name: str, session: str) -> OwnedClaims:
@@ -468,8 +485,8 @@ class LeasedClaims:
             owned.dirty.update(keys)
             return []
         keys = list(keys)
-        if any(key.level is ClaimLevel.POOL for key in keys):
-            self.on_pool_claims()
+        self._sync_pools(owned, [key for key in keys if _is_advice(key)])
+        keys = [key for key in keys if not _is_advice(key)]
         changes: dict[ClaimKey, _Change] = {}
         failed: list[WriteResult] = []
         try:
@@ -477,8 +494,7 @@ class LeasedClaims:
             if owned.owner.mode is Mode.DRY_RUN:
                 wanted = ((key, each.target, owned.claims.get(key)) for key, each in changes.items())
                 self._audit.on_dry_run(owned.owner, wanted)
-            of_cgroups = {key: each for key, each in changes.items() if key.level is not ClaimLevel.POOL}
-            groups = list(self._groups(owned, of_cgroups))
+            groups = list(self._groups(owned, changes))
             for start in range(0, len(groups), PODS_IN_A_JOB):
                 applied = await self._write(owned, groups[start : start + PODS_IN_A_JOB], changes)
                 self._audit.on_applied(owned.owner, applied)
@@ -493,6 +509,23 @@ class LeasedClaims:
             self._failures.report(f"claims of {name}", reason, text, error=bug, owner=name)
             owned.note_problem(f"values could not be written: {reason}", self.now_s())
         return failed
+
+    def _sync_pools(self, owned: OwnedClaims, keys: Sequence[ClaimKey]) -> None:
+        """Has the pools follow the claims on them, which bound them and say what of them has no effect.
+
+        A claim on a pool that has gone stays: the pool may come back while the lease lasts.
+        """
+        for key in keys:
+            owned.dirty.discard(key)
+            before, now = owned.applied.pop(key, None), owned.claims.get(key)
+            if now is not None and owned.owner.mode is Mode.ENFORCE:
+                target = CgroupTarget(Level.NODE, "", f"pool {key.target}")
+                owned.applied[key] = _Applied(target, now)
+            if before is not None or now is not None:
+                claim = before.claim if before is not None else None
+                self._audit.on_pool(owned.owner, key, claim, now, is_late=owned.is_advice_late)
+        if keys:
+            self.on_pool_claims()
 
     async def _write(
         self, owned: OwnedClaims, groups: Sequence[Sequence[Wanted]], changes: Mapping[ClaimKey, _Change]
@@ -630,6 +663,7 @@ class LeasedClaims:
             if owned.dirty or is_pruning:
                 async with owned.lock:
                     await self._sync(owned, list(owned.claims if is_pruning else owned.dirty))
+        await self._save_advice()
 
     def _note_cpu_mode(self) -> None:
         # Another one has taken claims out of the books, or takes them again.
@@ -657,6 +691,25 @@ class LeasedClaims:
         else:
             self._unrenewed = found
 
+    async def _save_advice(self) -> None:
+        """Saves the claims on pools, so that a restart goes on with them as long as their leases last."""
+        found = {
+            name: claims
+            for name, owned in self.owners.items()
+            if owned.owner.mode is Mode.ENFORCE
+            and (claims := [_listed(key, it) for key, it in owned.claims.items() if _is_advice(key)])
+        }
+        if found == self._saved_advice:
+            return
+        try:
+            await self._in_worker(partial(self._advice_file.save, {"owners": found}))
+        except (OSError, TimeoutError) as error:
+            reason = described(error)
+            text = f"{self._advice_file.path}: {reason}; after a restart sizes of pools follow from requests"
+            self._failures.report("advice", reason, text)
+        else:
+            self._saved_advice = found
+
     async def sync_all(self) -> None:
         # Brings the books to all claims, as after a change of what is applied at all.
         for owned in tuple(self.owners.values()):
@@ -683,6 +736,7 @@ class LeasedClaims:
                     owned.lease = leases.released(owned.lease)
             else:
                 return
+            owned.is_advice_late = owned.is_advice_late or any(map(_is_advice, keys))
             for key in keys:
                 owned.drop(key)
             await self._sync(owned, keys)
@@ -702,7 +756,7 @@ class LeasedClaims:
                 del self.owners[name]
         for name, owner in owners.items():
             owned = self.owners.setdefault(name, OwnedClaims(owner))
-            owned.owner = owner
+            owned.owner, owned.is_advice_late = owner, False
             for key in list(owned.claims):
                 if owner.mode is Mode.OFF or refusal(owner.rules, key.field, key.role, key.level):
                     owned.drop(key)
@@ -722,6 +776,8 @@ class LeasedClaims:
             self._unrenewed = await self._in_worker(self._read_unrenewed)
             self.owners = {name: OwnedClaims(owned.owner) for name, owned in self.owners.items()}
             self._adopt()
+            self._saved_advice = None
+            self._adopt_advice(await self._in_worker(self._read_advice))
             for name, document in handed_over.items():
                 if is_successor and name in self.owners:
                     with suppress(*UNLIKE_OURS):
@@ -772,6 +828,14 @@ class LeasedClaims:
                 elif owned.lease.end_s is None:
                     owned.lease = leases.restored(self.now_s(), self._unrenewed.get(name, 0.0))
 
+    def _adopt_advice(self, saved: Mapping[str, Sequence[tuple[ClaimKey, Claim]]]) -> None:
+        """Takes over the claims on pools of the process before this one."""
+        for name, claims in saved.items():
+            owned = self.owners[name]
+            for key, claim in claims:
+                if owned.put(key, claim) and owned.lease.end_s is None:
+                    owned.lease = leases.restored(self.now_s(), self._unrenewed.get(name, 0.0))
+
     def hand_over(self) -> None:
         """Writes leases and claims for the successor of an upgrade; for a worker thread."""
         document = {
@@ -780,7 +844,7 @@ class LeasedClaims:
             "owners": {
                 name: {
                     "lease": leases.as_document(owned.lease),
-                    "claims": [[*key, *_plain(claim)] for key, claim in owned.claims.items()],
+                    "claims": [_listed(key, claim) for key, claim in owned.claims.items()],
                 }
                 for name, owned in self.owners.items()
                 if owned.lease.end_s is not None
@@ -803,15 +867,22 @@ class LeasedClaims:
     def _read_unrenewed(self) -> dict[str, float]:
         return self._unrenewed_file.load(_durations_s) or {}
 
+    def _read_advice(self) -> dict[str, list[tuple[ClaimKey, Claim]]]:
+        """The saved claims on pools that their owners may still make."""
+        return self._advice_file.load(self._advice_of) or {}
+
+    def _advice_of(self, saved: Mapping[str, Any]) -> dict[str, list[tuple[ClaimKey, Claim]]]:
+        found = {}
+        for name, rows in saved["owners"].items():
+            owned = self.owners.get(name)
+            if owned is not None and owned.owner.mode is Mode.ENFORCE:
+                claims = [_read_claim(owned.owner, row) for row in rows]
+                found[name] = [each for each in claims if _is_allowed_advice(owned.owner, *each)]
+        return found
+
     def _take_document(self, owned: OwnedClaims, document: Mapping[str, Any]) -> None:
         lease = leases.from_document(document["lease"])
-        claims = [
-            (
-                ClaimKey(ClaimLevel(level), str(target), str(field), Role(role)),
-                _claim(owned.owner, role, *rest),
-            )
-            for level, target, field, role, *rest in document["claims"]
-        ]
+        claims = [_read_claim(owned.owner, row) for row in document["claims"]]
         for key in list(owned.claims):
             owned.drop(key)
         for key, claim in claims:
@@ -844,9 +915,26 @@ def _claims_of(book: Book, found: tuple[ClaimLevel, str] | None) -> Iterator[tup
                 yield ClaimKey(level, target, name, claim.role), claim
 
 
-def _plain(claim: Claim) -> tuple[object, ...]:
-    value = claim.value
-    return (None if isinstance(value, Clear) else value, claim.ceiling, str(claim.reason))
+def _is_advice(key: ClaimKey) -> bool:
+    return key.level is ClaimLevel.POOL
+
+
+def _is_allowed_advice(owner: Owner, key: ClaimKey, claim: Claim) -> bool:
+    """Whether a saved claim is one on a pool that the owner may still make."""
+    is_number = isinstance(claim.value, int) and not isinstance(claim.value, bool)
+    return is_number and _is_advice(key) and not refusal(owner.rules, key.field, key.role, key.level)
+
+
+def _listed(key: ClaimKey, claim: Claim) -> list[object]:
+    value = None if isinstance(claim.value, Clear) else claim.value
+    return [*key, value, claim.ceiling, str(claim.reason)]
+
+
+def _read_claim(owner: Owner, row: Sequence[Any]) -> tuple[ClaimKey, Claim]:
+    """The claim of a list of `_listed`; raises what is usual if it is none."""
+    level, target, field, role, *rest = row
+    key = ClaimKey(ClaimLevel(level), str(target), str(field), Role(role))
+    return key, _claim(owner, role, *rest)
 
 
 def _claim(owner: Owner, role: str, value: Any, ceiling: Any, reason: Any) -> Claim:  # noqa: ANN401 - JSON

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from enum import StrEnum
@@ -30,7 +30,7 @@ from runtimeproxy.errors import RefusalError, StatusCode, described
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.katalyst import pool_operations as operations
 from runtimeproxy.katalyst import transition
-from runtimeproxy.katalyst.advice import CountedAdvice, PoolClaim, counted, target_problem
+from runtimeproxy.katalyst.advice import Advisors, CountedAdvice, counted, target_problem
 from runtimeproxy.katalyst.levels import (
     MAIN_CONTAINER_NAME,
     SKIP_QRM_ADMIT,
@@ -56,7 +56,6 @@ from runtimeproxy.katalyst.pools import (
 )
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.katalyst.transition import Overlap, PlacedPools, Placement
-from runtimeproxy.ledger.leases import LEASE_S
 from runtimeproxy.ledger.pool_records import ObservedPods, millicpu_of
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input, InputState
@@ -141,7 +140,7 @@ class NodePools:
         write: Asks the policies about the pods with these uids, and writes what follows; returns those of
             which something could not be written.
         executor: A thread for the file alone: calls wait for it, and the checkpoint's is busy with its disk.
-        pool_claims: What advisors claim of pools now.
+        advisors: What advisors claim of pools now.
 
     Attributes:
         off_reason: Why there are no pools; empty if there are.
@@ -162,7 +161,7 @@ class NodePools:
         write: Callable[[Collection[str]], Awaitable[frozenset[str]]],
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
-        pool_claims: Callable[[], Iterable[PoolClaim]] = tuple,
+        advisors: Callable[[], Advisors] = Advisors,
     ) -> None:
         self._store = store
         self._node = node
@@ -174,9 +173,7 @@ class NodePools:
         self._write = write
         self._executor = executor
         self._now_s = clock
-        self._pool_claims = pool_claims
-        # Until when the sizes of the process before this one count, as long as no advisor claims any.
-        self._advice_end_s = 0.0
+        self._advisors = advisors
         self.advice = CountedAdvice()
         self.off_reason = "not started"
         self.problem = ""
@@ -277,7 +274,6 @@ class NodePools:
             found = await run(self._executor, self.file.load, lambda saved: saved_state(saved, topology))
             if found is not None:
                 self._saved, self._is_known = found, True
-                self._advice_end_s = self._now_s() + LEASE_S
                 self._replace(found)
                 # The process before this one may have ended before it was all written.
                 self._unwritten = set(found.pods)
@@ -324,17 +320,18 @@ class NodePools:
 
     def _present_advice(self, state: PoolState) -> AdvisedSizes | None:
         """What sizes follow from: an advisor's claims, else requests."""
-        before = self.advice
-        self.advice = counted(state, self._pool_claims())
+        before, advisors = self.advice, self._advisors()
+        if not advisors.is_known:
+            return state.advice
+        found = counted(state, advisors.claims)
+        late = (f"{name} is late: its advice has ended with its lease" for name in advisors.late)
+        self.advice = found._replace(problems=(*found.problems, *late))
         for problem in self.advice.problems:
             if problem not in before.problems:
                 self._failures.report("advice", problem, problem)
         if bool(before.pools) != bool(self.advice.pools):
             text = "an advisor's" if self.advice.pools else "by requests: no advisor's lease counts"
             logger.info("katalyst-pools: sizes are %s", text)
-        if not self.advice.pools and self._now_s() < self._advice_end_s:
-            return state.advice
-        self._advice_end_s = 0.0
         return self.advice.sizes(state)
 
     def pool_problem(self, pool: str, field: str) -> str:

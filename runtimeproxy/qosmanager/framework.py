@@ -238,7 +238,8 @@ def _claim_problem(claim: Claim) -> str:
     level, identity = tuple(target)
     if not isinstance(level, Level) or level is Level.NODE or not _is_name(identity):
         return f"a claim has the target {level!r:.50} {identity!r:.100}"
-    place = f"{field!r:.50} of {level.name.lower()} {identity:.80}"
+    name = str(field) if isinstance(field, str) else field
+    place = f"{name!r:.50} of {level.name.lower()} {identity:.80}"
     is_role = isinstance(role, Role) and role is not Role.SCALE
     if not _is_name(field) or not is_role or not (reason == "" or _is_text(reason)):
         return f"{place} has no field, role or reason"

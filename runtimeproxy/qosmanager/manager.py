@@ -215,7 +215,8 @@ class _PluginEntry:
         return PluginReport(
             runner.plugin.name,
             runner.mode,
-            bool(runner.is_enabled),
+            # One that has never decided may be wanted.
+            bool(runner.is_enabled) or (runner.is_enabled is None and bool(runner.problem)),
             len(self.session.claims),
             runner.problem or self.refused,
             runner.explanation,

@@ -139,16 +139,25 @@ def wanted_plugins(settings: Settings, node: Node, pods: Iterable[PodRecord]) ->
 
     Args:
         settings: Of the configuration, which a manager reads, too.
-        node: With the strategies.
+        node: With the strategies; if these are not known, none of them asks for anything.
         pods: Those that run.
     """
+    chosen = chosen_plugins(settings)
+    if node.state_of(Input.STRATEGIES) is InputState.UNKNOWN:
+        return chosen
     own, gates = settings.plugins, feature_gates(settings.qosmanager.feature_gates)
     is_on = {name: name not in own or own[name].mode != "off" for name in GATES}
     bursts: Iterable[CpuBurstPolicy] = ()
     if is_on["cpu-burst"]:
         bursts = (node.strategy_for(recorded_pod(pod)).cpu_burst.policy for pod in pods)
     asked = asked_plugins(has_thresholds=node.strategies.threshold.enable, bursts=bursts)
-    return frozenset(name for name in asked if is_on[name] and is_gated_on(name, gates))
+    return chosen | {name for name in asked if is_on[name] and is_gated_on(name, gates)}
+
+
+def chosen_plugins(settings: Settings) -> frozenset[str]:
+    """The plugins that no strategy asks for, and that the configuration switches on. Pure."""
+    names = settings.plugins.keys() & BUILT_IN.keys() - GATES.keys()
+    return frozenset(name for name in names if settings.plugins[name].mode not in (None, "off"))
 
 
 def left_plugins(wanted: Iterable[str], settings: Settings, *, has_koordlet: bool) -> dict[str, str]:
@@ -165,24 +174,31 @@ def left_plugins(wanted: Iterable[str], settings: Settings, *, has_koordlet: boo
         return dict.fromkeys(wanted, "cgroups.enabled is false")
     found: dict[str, str] = {}
     taken = set(settings.ledger.take_from_koordlet)
-    for name in wanted if has_koordlet else ():
+    for name in GATES.keys() & set(wanted) if has_koordlet else ():
         fields = {rule.partition(" ")[0] for rule in BUILT_IN[name].allow}
         if not fields or (fields & KOORDLETS_CLAIMS.keys()) - taken:
             found[name] = f"koordlet is on this node, and does it (feature gate {GATES[name][0]})"
     return found
 
 
-def _missing_text(missing: Iterable[str], *, is_heard: bool) -> str:
-    names = ", ".join(missing)
+def _missing_text(missing: Collection[str], *, is_heard: bool) -> str:
+    names, asker = ", ".join(missing), _asker(missing)
     if is_heard:
         return (
-            f"{MANAGER} runs without {names}, which the strategies ask for: "
+            f"{MANAGER} runs without {names}, which {asker} for: "
             f"systemctl reload {MANAGER} has it read the configuration again."
         )
     return (
-        f"The strategies of this node ask for {names}, and no QoS manager runs: start {MANAGER} ({START}), "
+        f"{asker[:1].upper()}{asker[1:]} for {names}, and no QoS manager runs: start {MANAGER} ({START}), "
         'or set [qosmanager] mode = "none".'
     )
+
+
+def _asker(missing: Collection[str]) -> str:
+    asked = [each in GATES for each in missing]
+    if all(asked):
+        return "the strategies of this node ask"
+    return "strategies and configuration of this node ask" if any(asked) else "the configuration asks"
 
 
 class _Heard(NamedTuple):
@@ -321,7 +337,7 @@ def watch_of(
     node, store, claims, upkeep = core.node, core.store, core.leased, core.upkeep
 
     def wanted() -> frozenset[str]:
-        if node.latest.state_of(Input.STRATEGIES) is InputState.UNKNOWN or is_standby():
+        if is_standby():
             return frozenset()
         pods = (pod for pod in store.pods if pod.state is Lifecycle.RUNNING)
         return wanted_plugins(configuration.settings, node.latest, pods)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from runtimeproxy.testing.builders import KubeletQos, default_resources, pod_san
 from runtimeproxy.units import SHARES_PER_CPU
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod
+from tests.daemon.failures.scene import WITH_STATEMENTS
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node_objects import kubelet_files
@@ -147,17 +149,19 @@ def pool_site(
     ramp_up_s: float = 0.0,
     more: str = "",
     at_runtime: bool = False,
+    statements: str = "",
 ) -> Iterator[PoolSite]:
     """Starts a daemon.
 
     `cores` in each socket, `options` of the policy, `more` of the configuration; `at_runtime`: the kubelet
-    uses the runtime's socket.
+    uses the runtime's socket; `statements`: Python that runs in the daemon's process before it.
     """
     machine, kubelet = Machine(folder / "machine", cores), folder / "kubelet"
     kubelet_files(kubelet, {})
     daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(machine.sysfs)
     text = CONFIG.format(kubelet=kubelet, on_error=on_error, options=options, ramp_up_s=ramp_up_s)
-    daemon = daemons.start(text + more)
+    wrapper = (sys.executable, "-c", WITH_STATEMENTS, statements) if statements else ()
+    daemon = daemons.start(text + more, wrapper=wrapper)
     client = CriClient(Path(runtime.socket_path) if at_runtime else daemon.socket)
     site = PoolSite(daemon, client, files, runtime, kubelet)
     while "pools: " not in daemon.wait_for_state("STATUS"):

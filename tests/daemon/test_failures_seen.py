@@ -15,7 +15,7 @@ from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.service.metrics.table import METRICS
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.failures import claims, clients, kubernetes, node, nri, policies, process, values
+from tests.daemon.failures import advisors, claims, clients, kubernetes, node, nri, policies, process, values
 from tests.daemon.failures.scene import OF_PROMETHEUS, Row, Scene
 from tests.daemon.scraping import get, socket_of
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
@@ -27,6 +27,7 @@ ROWS: Final[dict[str, Row]] = {
     **policies.ROWS,
     **values.ROWS,
     **claims.ROWS,
+    **advisors.ROWS,
     **node.ROWS,
     **kubernetes.ROWS,
     **clients.ROWS,

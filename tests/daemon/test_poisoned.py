@@ -267,6 +267,7 @@ FILES = {
     "modes.json": (DEEP, '{"version": 1, "overrides": [{"set_s": 1e999}]}'),
     "evictions.json": (DEEP, '{"version": 1, "evictions": [[1e999, 1]]}'),
     "unrenewed.json": (DEEP, '{"plugin": "x"}'),
+    "advice.json": (DEEP, json.dumps({"boot_id": BOOT_ID, "owners": 7})),
     "claims.json": (DEEP, '{"owners": 7}'),
     "sysctls.json": (DEEP, '{"sysctls": 7}'),
 }

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.katalyst.advice import PoolClaim, counted, target_problem
+from runtimeproxy.katalyst.levels import KatalystQos
 from runtimeproxy.katalyst.pool_operations import configure, initial, ramp_done
 from runtimeproxy.katalyst.pools import (
     AdvisedSizes,
@@ -69,7 +70,7 @@ def test_a_pool_has_what_it_needs_and_reclaim_the_rest() -> None:
         # D20, D21: 2 NUMA nodes of 24 CPUs, 4 reserved for reclaim on each.
         (True, False, 6, 6, 42),
         (True, False, 8, 8, 40),
-        # D30: all are the pool's, and reclaim has what it does not need, too.
+        # D30, D32: all are the pool's, and reclaim has what it does not need, too, or its least size.
         (True, True, 6, 48, 42),
         (False, True, 6, 48, 8),
     ],
@@ -81,6 +82,18 @@ def test_sizes_of_a_whole_node(
     before = settled(running(initial(machine(48, 2, 2), configured), facts("web", SHARED, 12)))
     after = advised(before, needs("share", needed))
     assert (len(after.pools["share"]), len(after.pools["reclaim"])) == (share, reclaim)
+
+
+def test_two_pools_of_a_whole_node_d35() -> None:
+    configured = PoolSettings(enable_reclaim=True, overlap=True, reclaim_reserve=8)
+    state = initial(machine(48, 2, 2), configured)
+    for name in ("a", "b"):
+        state = running(state, facts(name, KatalystQos(pool=name), 1))
+    after = advised(settled(state), needs("a", 6), needs("b", 8))
+    pools = after.pools
+    assert (len(pools["a"]), len(pools["b"]), len(pools["a"] & pools["b"])) == (24, 24, 0)
+    assert (len(pools["a"] & pools["reclaim"]), len(pools["b"] & pools["reclaim"])) == (18, 16)
+    assert pools["reclaim"] <= pools["a"] | pools["b"]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +114,20 @@ def test_reclaim_may_have_all_cpus_of_a_pool() -> None:
     whole = PoolClaim("share", PoolField.OVERLAP_CPUS, 14, "advisor")
     after = advised(before, needs("share", 3), whole)
     assert after.pools["reclaim"] >= after.pools["share"]
+
+
+def test_without_its_advisor_a_pool_shares_what_it_does_not_request() -> None:
+    state = settled(running(t16(enable_reclaim=True, overlap=True), facts("web", SHARED, 6)))
+    whole = PoolClaim("share", PoolField.OVERLAP_CPUS, 14, "advisor")
+    after = advised(advised(state, needs("share", 1), whole))
+    assert (len(after.pools["share"]), len(after.pools["share"] & after.pools["reclaim"])) == (14, 8)
+    # The same of one pool of two.
+    state = settled(running(after, facts("other", KatalystQos(pool="other"), 6)))
+    both = advised(state, needs("share", 1), needs("other", 1), whole)
+    one = advised(both, needs("other", 1))
+    shared = {name: len(one.pools[name] & one.pools["reclaim"]) for name in ("share", "other")}
+    assert {name: len(one.pools[name]) for name in shared} == {"share": 7, "other": 7}
+    assert shared == {"share": 1, "other": 6}
 
 
 def test_without_reclaim_advice_changes_nothing_and_says_so() -> None:
@@ -129,6 +156,7 @@ def test_claims_are_bounded_by_the_node_and_those_on_pools_that_are_gone_are_lef
     claims = [
         needs("gone", 5),
         PoolClaim("reclaim", PoolField.HEADROOM_MILLICPU, 999_000, "advisor", "much"),
+        PoolClaim("reclaim", PoolField.HEADROOM_BYTES, 1 << 30, "advisor", "and more"),
         PoolClaim("reclaim-NUMA1", PoolField.HEADROOM_BYTES, 1 << 50, "advisor"),
         needs("share", 4),
         # That of a later owner counts.
@@ -137,7 +165,7 @@ def test_claims_are_bounded_by_the_node_and_those_on_pools_that_are_gone_are_lef
     found = counted(state, claims)
     assert found.pools.keys() == {"reclaim", "reclaim-NUMA1", "share"}
     assert found.pools["reclaim"].headroom_millicpu == 14_000
-    assert found.pools["reclaim"].reason == "much"
+    assert found.pools["reclaim"].reason == "much; and more"
     assert found.pools["reclaim-NUMA1"].headroom_bytes == 8 << 30
     assert (found.pools["share"].required_cpus, found.pools["share"].owner) == (5, "model")
     assert len(found.problems) == 2

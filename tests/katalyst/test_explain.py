@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from runtimeproxy.katalyst.explain import WouldBe, reasons, where_it_would_go
+from runtimeproxy.katalyst.explain import WouldBe, advice_text, reasons, where_it_would_go
 from runtimeproxy.katalyst.levels import KatalystQos
 from runtimeproxy.katalyst.pool_operations import admit, configure, ramp_done
 from runtimeproxy.katalyst.pools import AdvisedSizes, Refusal
+from runtimeproxy.katalyst.transition import AdvisedPool
 from tests.katalyst.pool_doubles import (
     DNB,
     EXCLUSIVE,
@@ -75,3 +76,22 @@ def test_where_a_pod_would_go() -> None:
     assert would.reasons == reasons(ramp_done(running(state, facts("p", SHARED, 2)), 30.0), "p")
     assert isinstance(where_it_would_go(state, facts("p", EXCLUSIVE, 20)), Refusal)
     assert where_it_would_go(state, facts("p", DNB, is_handled=False)) is None
+
+
+def test_what_an_advisor_says_of_a_pod_s_pool() -> None:
+    state = ramp_done(running(t16(enable_reclaim=True), facts("p", SHARED, 6)), 1e9)
+    state = running(state, facts("batch", RECLAIMED, 2))
+    state = configure(state, state.settings, T16, AdvisedSizes({"share": 3}))
+    advice = {
+        "share": AdvisedPool(3, owner="model", reason="used 2.5 cores"),
+        "reclaim": AdvisedPool(None, None, 7_500, 3 << 29, "model"),
+    }
+    size, said, _ = reasons(state, "p", advice)
+    assert size.startswith("pool share: 1 pod requests 6000m, that is 6 CPUs; the advisor says 3: 3 CPUs")
+    assert said == "model says of pool share: it needs 3 CPUs (used 2.5 cores)"
+    _, said, _ = reasons(state, "batch", advice)
+    assert said == "model says of pool reclaim: headroom 7.5 CPUs, headroom 1.5 GiB"
+    assert len(reasons(state, "p")) == 2
+    assert advice_text("a", AdvisedPool(6, 18)) == (
+        "an advisor says of pool a: it needs 6 CPUs, reclaim has 18 of them, too"
+    )

@@ -20,6 +20,7 @@ from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.owners import BUILT_IN, Owner, claim_of, parse_rule
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.katalyst.advice import Advisors, PoolClaim
 from runtimeproxy.ledger import change_log, leased
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ClaimAudit
@@ -34,7 +35,7 @@ from runtimeproxy.pods.checkpoint.codec import RowKind, decode, encode
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import CgroupFiles
-from runtimeproxy.vocabulary import ClaimKey, ClaimLevel, Mode, Role
+from runtimeproxy.vocabulary import ClaimKey, ClaimLevel, Mode, PoolField, Role
 
 QUOTA, BURST, CPUS = "cpu.cfs_quota_us", "cpu.cfs_burst_us", "cpuset.cpus"
 CLASS = "/kubepods/besteffort"
@@ -42,6 +43,7 @@ POD = f"{CLASS}/pod1"
 BOX = f"{POD}/box"
 LS = "/kubepods/burstable/pod2"
 LS_BOX = f"{LS}/lsbox"
+ADVISOR = "katalyst-advisor"
 
 ResultT = TypeVar("ResultT")
 
@@ -65,6 +67,7 @@ class Node:
             self.files.make(cgroup)
         self.now_s = 100.0
         self.is_idle = False
+        self.pool_problem = ""
         self.saved: dict[str, str] = {}
         self.audit: list[AuditEntry] = []
         self.journals: list[Journal] = []
@@ -94,7 +97,12 @@ class Node:
         self.ledger.books.is_v1 = self.files.version == 1
         self.reported: list[str] = []
         self.ledger.books.on_change = self.reported.append
-        places = ClaimPlaces(self.store, lambda pod, box: f"{pod.cgroup_parent}/{box.id}", lambda name: "")
+        places = ClaimPlaces(
+            self.store,
+            lambda pod, box: f"{pod.cgroup_parent}/{box.id}",
+            lambda name: "",
+            lambda pool, field: self.pool_problem,
+        )
         self.leased = LeasedClaims(
             self.ledger,
             places,
@@ -168,6 +176,11 @@ def cpus(
 def burst(amount: int, ceiling: int | None = None) -> tuple[ClaimKey, Claim]:
     key = ClaimKey(ClaimLevel.CONTAINER, "lsbox", QUOTA, Role.ADD)
     return key, claim_of(Owner("cpu-burst"), QUOTA, Role.ADD, str(amount), ceiling, "it is throttled")
+
+
+def share(cpus: int) -> tuple[ClaimKey, Claim]:
+    key = ClaimKey(ClaimLevel.POOL, "share", PoolField.REQUIRED_CPUS, Role.SET)
+    return key, claim_of(Owner(ADVISOR), key.field, Role.SET, str(cpus), None, "used 2.5 cores")
 
 
 def request(
@@ -419,6 +432,95 @@ async def test_a_manager_that_is_back_has_whole_leases_again(node: Node) -> None
     await node.pass_time(LEASE_S - 1)
     assert node.leased.owners["cpu-suppress"].phase is Phase.RESTORED
     assert node.leased.owners["cpu-suppress"].lapses == 0
+
+
+async def test_advice_outlives_a_restart_and_never_its_lease(node: Node) -> None:
+    await first(node, ADVISOR, share(3))
+    await node.leased.look()
+    await node.restart()
+    said = PoolClaim("share", PoolField.REQUIRED_CPUS, 3, ADVISOR, "used 2.5 cores")
+    assert node.leased.advisors() == Advisors((said,))
+    assert node.leased.owners[ADVISOR].phase is Phase.RESTORED
+    # However often the daemon is killed: time without a renewal adds up.
+    assert await crash_loop(node, ADVISOR, 5.0) <= LEASE_S + 5.0
+    assert node.leased.advisors() == Advisors(late=(ADVISOR,))
+    await node.restart()
+    assert node.leased.advisors() == Advisors()
+    await first(node, ADVISOR, share(4))
+    assert [each.value for each in node.leased.advisors().claims] == [4]
+
+
+async def test_an_advisor_is_late_until_it_is_back_or_has_released(node: Node) -> None:
+    await first(node, ADVISOR, share(3))
+    await node.pass_time(LEASE_S)
+    assert node.leased.advisors() == Advisors(late=(ADVISOR,))
+    assert node.leased.owners[ADVISOR].lapses == 1
+    await first(node, ADVISOR, share(3))
+    assert not node.leased.advisors().late
+    await node.pass_time(LEASE_S)
+    assert node.leased.advisors().late == (ADVISOR,)
+    await node.leased.release(ADVISOR)
+    assert node.leased.advisors() == Advisors()
+    start, ends, again, *_ = node.audit
+    about = ("pool share", PoolField.REQUIRED_CPUS)
+    assert all((each.target, each.field) == about for each in node.audit)
+    assert (start.old, start.new, start.reason) == ("", "3", "used 2.5 cores")
+    assert (ends.old, ends.new, ends.reason) == ("3", "", "its lease has ended")
+    assert again.new == "3"
+
+
+async def test_advice_that_moves_makes_few_audit_entries_and_in_dry_run_it_would_change(node: Node) -> None:
+    for number in range(30):
+        await node.leased.set(request(ADVISOR, number + 1, [share(number + 1)], is_whole=True))
+        await node.pass_time(1.0)
+    assert [each.new for each in node.audit] == ["1"]
+    node.leased.configure(owners(mode=Mode.DRY_RUN))
+    await node.leased.sync_all()
+    node.audit.clear()
+    await node.pass_time(60.0)
+    await first(node, ADVISOR, share(9))
+    assert node.leased.advisors() == Advisors()
+    assert [(each.kind, each.new) for each in node.audit] == [(AuditKind.WOULD_CHANGE, "9")]
+
+
+async def test_advice_on_a_pool_that_is_away_for_a_moment_stays(node: Node) -> None:
+    await first(node, ADVISOR, share(3))
+    node.pool_problem = "there is no pool share"
+    await node.pass_time(leased.PRUNE_S)
+    assert len(node.leased.advisors().claims) == 1
+    # A new one is refused.
+    found = await node.leased.set(request(ADVISOR, 2, [share(4)]))
+    assert [each.reason for each in found.refused] == ["there is no pool share"]
+    assert node.leased.advisors() == Advisors()
+
+
+async def test_a_successor_has_the_advice(node: Node) -> None:
+    await first(node, ADVISOR, share(3))
+    node.leased.hand_over()
+    await node.restart(is_successor=True)
+    assert node.leased.owners[ADVISOR].phase is Phase.LEASED
+    assert [each.value for each in node.leased.advisors().claims] == [3]
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        "none",
+        {ADVISOR: [["pool", "share", "pool.required_cpus", "set", None, None, ""]]},
+        {ADVISOR: [["pool", "share", "pool.required_cpus", "at_most", 3, None, ""]]},
+        {ADVISOR: [["qos-class", "BestEffort", QUOTA, "at_most", 3, None, ""]]},
+        {"cpu-suppress": [["pool", "share", "pool.required_cpus", "set", 3, None, ""]]},
+        {"gone": [["pool", "share", "pool.required_cpus", "set", 3, None, ""]]},
+    ],
+)
+async def test_what_cannot_be_used_of_saved_advice_is_left_out(node: Node, claims: Any) -> None:
+    saved = node.folder / "state" / leased.ADVICE
+    saved.write_text(json.dumps({"boot_id": "boot", "owners": claims}))
+    await node.restart()
+    assert node.leased.advisors() == Advisors()
+    saved.write_text(json.dumps({"boot_id": "other", "owners": {}}))
+    await node.restart()
+    assert node.leased.advisors() == Advisors()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"cpu-suppress": "x"}', '{"cpu-suppress": NaN}', None])

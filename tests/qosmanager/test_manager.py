@@ -290,6 +290,12 @@ async def test_a_plugin_that_fails_does_not_stop_the_others(
         status = manager.manager._status_text()
         assert "; cpu-suppress: 1 claims, all is well; " in status
         assert "cpu-evict: ValueError: oops" in status
+        # One that has never decided is reported as wanted: the daemon's status has its problem.
+        reports = {entry.report.name: entry.report for entry in manager.manager._entries}
+        assert [name for name, each in reports.items() if each.is_wanted and each.problem] == [
+            "cpu-burst",
+            "cpu-evict",
+        ]
         release.set()
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor
 from runtimeproxy.slo.schema import CpuSuppressPolicy
 from runtimeproxy.testing.node.replay import AdvisorReplay, replayed
+from runtimeproxy.testing.node.simulation import changes_of_direction
 from tests.scenarios import scenarios
 from tests.scenarios.upstream import UpstreamBurst
 
@@ -108,6 +109,8 @@ def judge(folder: Path, recording: Path, reference: str) -> None:
         f"{replay.short}, headroom was above what was idle at {replay.too_much}, "
         f"{len(replay.problems)} answers were not usable"
     )
+    for pool, series in sorted(replay.required.items()):
+        print(f"what {pool} needs changed its direction {changes_of_direction(series)} times")
     for problem in sorted(set(replay.problems)):
         print(problem)
 

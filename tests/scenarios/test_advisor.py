@@ -28,7 +28,11 @@ def test_the_pool_follows_the_load_of_a_day_and_is_recorded(tmp_path: Path) -> N
     scenario = service_day(step_s=240.0, folder=str(tmp_path))
     node, series = scenario.node, scenario.node.series
     steps_per_hour = 15
-    day = slice(steps_per_hour, None)
+    # It begins with the size by requests, and falls by steps.
+    day = slice(5 * steps_per_hour, None)
+    falling = series["share needs"][1 : 2 * steps_per_hour]
+    assert falling[0] == 22
+    assert falling == sorted(falling, reverse=True)
     needs, used = series["share needs"][day], series["share used"][day]
     assert min(needs) <= 6
     assert max(needs) == 22
@@ -73,9 +77,9 @@ def test_constant_load_moves_nothing_and_the_end_of_the_lease_gives_requests_bac
     node.add_pod(best_effort("batch", 16.0))
     node.watch("size", lambda: pools.size("share"))
     node.watch("headroom", pools.headroom_cores)
-    pools.advance(400, 2.0)
-    assert set(node.series["size"][60:]) == {4}
-    assert len(set(node.series["headroom"][60:])) == 1
+    pools.advance(600, 2.0)
+    assert set(node.series["size"][180:]) == {4}
+    assert len(set(node.series["headroom"][180:])) == 1
     pools.is_advised = False
     pools.advance(4, 2.0)
     assert pools.size("share") == 8

@@ -87,6 +87,21 @@ def test_plugins_and_daemon_go_by_the_same_gates() -> None:
             {"cpu-burst"},
             id="switched-off",
         ),
+        pytest.param(
+            False,
+            CpuBurstPolicy.NONE,
+            Settings(
+                plugins={
+                    "katalyst-advisor": PluginSettings(mode="enforce"),
+                    "katalyst-cpu-load": PluginSettings(mode="dry-run"),
+                    "katalyst-rss-overuse": PluginSettings(mode="off"),
+                    "katalyst-memory-pressure": PluginSettings(),
+                    "own": PluginSettings(mode="enforce"),
+                }
+            ),
+            {"katalyst-advisor", "katalyst-cpu-load"},
+            id="switched-on",
+        ),
     ],
 )
 def test_what_is_asked_for(
@@ -139,7 +154,12 @@ def test_what_is_left_alone(settings: Settings, *, has_koordlet: bool, expected:
     assert all(part in found[name] for name, part in expected.items())
 
 
+def test_koordlet_does_nothing_of_katalysts() -> None:
+    assert left_plugins(("katalyst-advisor",), Settings(), has_koordlet=True) == {}
+
+
 SUPPRESS = frozenset({"cpu-suppress"})
+ADVISOR = frozenset({"katalyst-advisor"})
 
 
 @pytest.mark.parametrize(
@@ -154,6 +174,19 @@ SUPPRESS = frozenset({"cpu-suppress"})
         (Situation(SUPPRESS, run=frozenset({"own"})), State.MISSING, ("cpu-suppress",), (START,)),
         (Situation(is_heard=True), State.RUNNING, (), ()),
         (Situation(SUPPRESS, is_heard=True), State.MISSING, ("cpu-suppress",), ("runs without", "reload")),
+        (Situation(ADVISOR), State.MISSING, ("katalyst-advisor",), ("The configuration asks for", START)),
+        (
+            Situation(ADVISOR | SUPPRESS),
+            State.MISSING,
+            ("cpu-suppress", "katalyst-advisor"),
+            ("Strategies and configuration of this node ask for",),
+        ),
+        (
+            Situation(ADVISOR, is_heard=True),
+            State.MISSING,
+            ("katalyst-advisor",),
+            ("which the configuration asks for", "reload"),
+        ),
         (Situation(SUPPRESS, {"cpu-suppress": "koordlet does it"}), State.LEFT, (), ("koordlet does it",)),
         (
             Situation(SUPPRESS | {"cpu-burst"}, {"cpu-suppress": "koordlet does it"}),

@@ -263,10 +263,11 @@ class _Advising:
             pool = self._pool(name)
             before = self.state.required.get(name)
             held = self.state.held.get((name, PoolField.REQUIRED_CPUS))
-            if before is None and held is not None:
-                before = PoolNeed(held, self._now_s, pool.cores)
-            size = before.size if before is not None else 0
-            fall = max(1, size * self._options.fall_percent // 100)
+            if before is None:
+                # One look is no reason to take CPUs from a pool: it falls from what it has, by steps.
+                size = held if held is not None else len(self._pools.pools[name])
+                before = PoolNeed(min(size, pool.most), self._now_s, pool.cores)
+            fall = max(1, before.size * self._options.fall_percent // 100)
             limits = Limits(0, fall, self._options.hold_s)
             after = regulated_requirement(before, pool.cores, pool.most, self._now_s, limits)
             found[name] = after, pool

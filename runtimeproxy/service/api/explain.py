@@ -33,6 +33,7 @@ from runtimeproxy.hooks.fields import (
 from runtimeproxy.hooks.loaded import LoadedPolicy, overridden_methods
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.katalyst.explain import reasons
 from runtimeproxy.ledger import books
 from runtimeproxy.ledger.answers import (
     at_next_start,
@@ -193,7 +194,7 @@ class Explainer:
             targets=targets,
             strategies=strategies,
             problems=(*errors, *left_out, *map(str, names.misspelled)),
-            notes=map(str, names.others),
+            notes=(*map(str, names.others), *_reasons_of_pools(node, pod.uid)),
             time=timestamp(time.time()),
             is_skipped=label is not None and pod.labels.get(label[0]) == label[1],
         )
@@ -722,3 +723,9 @@ def _left_out(decisions: Iterable[Decision], known: Collection[str]) -> tuple[st
             if entry.kind is AuditKind.LEFT_OUT and not entry.field and entry.reason not in known
         }
     )
+
+
+def _reasons_of_pools(node: Node, uid: str) -> Iterator[str]:
+    """Why a pod has its CPUs of Katalyst's pools, with the arithmetic."""
+    if (pools := node.cpu_pools) is not None:
+        yield from (f"katalyst-pools: {each}" for each in reasons(pools.state, uid, pools.advice))

@@ -6,16 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.katalyst.explain import advice_text
 from runtimeproxy.katalyst.rebuild import reclaim_reserve
-from runtimeproxy.katalyst.transition import name_of, pool_sizes
+from runtimeproxy.katalyst.transition import AdvisedPool, name_of, pool_sizes
 from runtimeproxy.units import format_cpu_list
 
 if TYPE_CHECKING:
     from runtimeproxy.katalyst.pools import PoolState
-    from runtimeproxy.katalyst.transition import AdvisedPool, PlacedPools
+    from runtimeproxy.katalyst.transition import PlacedPools
     from runtimeproxy.ledger.pools import NodePools
 
 MOST_UNPLACED: Final = 20
+MOST_ADVICE: Final = 10
+"""Pools whose advice the notes of a status have; the status itself has all."""
 _LIMITS: Final = {
     "standalone": (
         "no pod is refused: one without room is in the pool share",
@@ -69,10 +72,10 @@ def problems_of_pools(status: api_pb2.CpuPoolsStatus) -> Iterator[str]:
 
 def notes_of_pools(status: api_pb2.CpuPoolsStatus) -> Iterator[str]:
     """What an operator may want to know of them."""
-    needs = [f"{each.pool} {each.required_cpus}" for each in status.advice if each.HasField("required_cpus")]
-    if needs:
-        owners = sorted({each.owner for each in status.advice})
-        yield f"katalyst-pools: {', '.join(owners)} says how many CPUs pools need: {', '.join(needs)}."
+    for each in status.advice[:MOST_ADVICE]:
+        yield f"katalyst-pools: {advice_text(each.pool, _advised(each))}."
+    if (more := len(status.advice) - MOST_ADVICE) > 0:
+        yield f"katalyst-pools: advisors say something of {more} more pools."
     yield from (f"katalyst-pools: {each}." for each in status.limits)
 
 
@@ -94,6 +97,17 @@ def advice_messages(advice: Mapping[str, AdvisedPool]) -> Iterator[api_pb2.Advis
             owner=each.owner,
             reason=each.reason,
         )
+
+
+def _advised(message: api_pb2.AdvisedPool) -> AdvisedPool:
+    return AdvisedPool(
+        message.required_cpus if message.HasField("required_cpus") else None,
+        message.overlap_cpus if message.HasField("overlap_cpus") else None,
+        message.headroom_millicpu if message.HasField("headroom_millicpu") else None,
+        message.headroom_bytes if message.HasField("headroom_bytes") else None,
+        message.owner,
+        message.reason,
+    )
 
 
 def settings_message(state: PoolState) -> api_pb2.KatalystPoolSettings:

@@ -26,6 +26,7 @@ from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.counts import OTHER
 from runtimeproxy.hooks.decision import unmet_on
+from runtimeproxy.hooks.owners import BUILT_IN
 from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.katalyst.transition import pool_sizes
 from runtimeproxy.ledger.pools import PoolCause
@@ -33,7 +34,6 @@ from runtimeproxy.logs import dropped_lines
 from runtimeproxy.pods.records import Level
 from runtimeproxy.service.metrics.table import METRICS, PREFIX
 from runtimeproxy.service.qos_manager import State
-from runtimeproxy.slo.dynamic import GATES
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -462,7 +462,7 @@ def _of_qos_manager(watch: QosManagerWatch) -> Iterator[Sample]:
     yield Sample("qos_metrics_fallback", report is not None and bool(report.metrics_problem))
     found, failing = watch.last, {each.name for each in watch.failing()}
     missing = found.missing if found.state is State.MISSING else ()
-    for name in GATES:
+    for name in sorted({*BUILT_IN, *missing, *failing}):
         yield Sample("qos_plugin_missing", name in missing, (name,))
         yield Sample("qos_plugin_failing", name in failing, (name,))
 

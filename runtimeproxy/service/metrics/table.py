@@ -197,8 +197,8 @@ _TABLE = {
         "1 while a QoS manager reads from the kernel's files what Malachite is to give"
     ),
     "qos_plugin_missing": _gauge(
-        "1 for each plugin of the QoS manager that strategies ask for and nothing runs, unless koordlet"
-        " does it, or `qosmanager.mode` is `none`",
+        "1 for each plugin of the QoS manager that strategies or modes ask for and nothing runs, unless"
+        " koordlet does it, or `qosmanager.mode` is `none`",
         "plugin",
     ),
     "qos_plugin_failing": _gauge(

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from runtimeproxy.errors import described
 from runtimeproxy.katalyst.names import RECLAIM
 from runtimeproxy.qosmanager.advisor.recording import RecordedMetrics, moments, snapshot_of
 from runtimeproxy.qosmanager.framework import decision_problem
@@ -76,12 +77,16 @@ def replayed(lines: Iterable[str], plugin: AnyPlugin, options: dict[str, Any] | 
         except (KeyError, TypeError) as error:
             raise ValueError(f"a moment lacks, or has as another type: {error}") from None
         claims: Iterable[Claim] = ()
-        if plugin.is_enabled(snapshot):
-            decision = plugin.run(snapshot, state)
-            if problem := decision_problem(decision):
-                replay.problems.append(problem)
-            else:
-                state, claims = decision.state, decision.claims
+        try:
+            decision = plugin.run(snapshot, state) if plugin.is_enabled(snapshot) else None
+        except Exception as error:  # noqa: BLE001 - code of others
+            decision, problem = None, described(error)
+        else:
+            problem = decision_problem(decision) if decision is not None else ""
+        if problem:
+            replay.problems.append(problem)
+        elif decision is not None:
+            state, claims = decision.state, decision.claims
         _add(replay, snapshot, claims)
     return replay
 

@@ -24,7 +24,7 @@ from tests.node.objects_of import write
 OF_PROMETHEUS: Final = frozenset({"up", "process_start_time_seconds"})
 """Metrics that Prometheus, or any client of it, has by itself."""
 
-_CHANGED: Final = """\
+WITH_STATEMENTS: Final = """\
 import runpy, sys
 exec(sys.argv[1])
 sys.argv = sys.argv[4:]
@@ -66,7 +66,7 @@ class Scene:
             wrapper: Words before its command.
         """
         if statements:
-            wrapper = (sys.executable, "-c", _CHANGED, statements)
+            wrapper = (sys.executable, "-c", WITH_STATEMENTS, statements)
         daemon = self.daemons.prepare(config, wrapper=wrapper, inherited=inherited)
         self.daemons.environment["KOORD_RUNTIMEPROXY_METRICS_LISTEN"] = str(socket_of(daemon))
         return daemon

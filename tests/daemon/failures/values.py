@@ -272,12 +272,13 @@ def allocations_cannot_be_saved(scene: Scene) -> ProxyProcess:
     return daemon
 
 
-def start_with_katalysts_pools(scene: Scene) -> ProxyProcess:
+def start_with_katalysts_pools(scene: Scene, config: str = "", statements: str = "") -> ProxyProcess:
     machine = Machine(scene.folder / "machine", 4)
     kubelet_files(scene.folder / "kubelet", {})
     scene.daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(machine.sysfs)
     switched = "[policies.cpuset]\nenabled = false\n[policies.katalyst-pools]\nenabled = true\n"
-    return scene.start(f"[node]\nkubelet_dir = '{scene.folder}/kubelet'\n{switched}")
+    text = f"[node]\nkubelet_dir = '{scene.folder}/kubelet'\n{switched}{config}"
+    return scene.start(text, statements=statements)
 
 
 def dedicated_pod(scene: Scene, client: CriClient, name: str = "own") -> Pod:

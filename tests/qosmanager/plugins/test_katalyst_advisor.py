@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.advisor.recording import moments
-from runtimeproxy.qosmanager.plugin import BE_CLASS, QUOTA, Claim, PluginContext, Role, Target
+from runtimeproxy.qosmanager.plugin import (
+    BE_CLASS,
+    QUOTA,
+    Claim,
+    Decision,
+    PluginContext,
+    Role,
+    Target,
+)
 from runtimeproxy.qosmanager.plugins.katalyst_advisor import (
     DROPPING_S,
     STALE_S,
@@ -74,8 +83,9 @@ def snapshot(
 
 
 def advisor(held: tuple[Claim, ...] = (), **options: Any) -> tuple[KatalystAdvisor, AdvisorState]:
+    """One that follows each look at once, unless the options say more."""
     plugin = KatalystAdvisor()
-    made = KatalystAdvisorOptions(**options)
+    made = KatalystAdvisorOptions(**{"hold_s": 0.0, "fall_percent": 100, **options})
     assert not plugin.option_problems(made)
     return plugin, plugin.setup(PluginContext(gates={}, options=made, held=held))
 
@@ -192,11 +202,25 @@ def test_without_samples_what_was_said_before_stays_for_half_a_minute() -> None:
 
 def test_a_restart_goes_on_from_what_counts() -> None:
     held = Claim(Target(Level.POOL, "share"), PoolField.REQUIRED_CPUS, Role.SET, 6)
-    plugin, state = advisor((held,))
+    plugin, state = advisor((held,), hold_s=60.0, fall_percent=10)
     decision = plugin.run(snapshot(), state)
     assert said(decision.claims)["share", PoolField.REQUIRED_CPUS] == 6
     decision = plugin.run(snapshot(161.0), decision.state)
     assert said(decision.claims)["share", PoolField.REQUIRED_CPUS] == 5
+
+
+def test_one_look_takes_no_cpus_from_a_pool() -> None:
+    plugin, state = advisor(hold_s=60.0, fall_percent=10)
+    sizes = []
+    for at_s in (100.0, 159.0, 160.0, 219.0, 220.0):
+        decision = plugin.run(snapshot(at_s), state)
+        state = decision.state
+        sizes.append(said(decision.claims)["share", PoolField.REQUIRED_CPUS])
+    assert sizes == [6, 6, 5, 5, 4]
+    # What it uses beyond its present CPUs it gets at once.
+    plugin, state = advisor(hold_s=60.0)
+    small = replace(POOLS, pools={**POOLS.pools, "share": frozenset({2, 3})})
+    assert said(plugin.run(snapshot(pools=small), state).claims)["share", PoolField.REQUIRED_CPUS] == 4
 
 
 def test_page_cache_of_reclaimed_pods_is_dropped_for_some_seconds_while_memory_is_short() -> None:
@@ -240,13 +264,34 @@ def test_a_recording_leads_to_the_same_claims(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     lines = file.read_text().splitlines()
     # A line that was cut at the end is left out.
-    replay = replayed([*lines, lines[0][:50]], KatalystAdvisor(), {"hold_s": 0.0})
+    options = {"hold_s": 0.0, "fall_percent": 100}
+    replay = replayed([*lines, lines[0][:50]], KatalystAdvisor(), options)
     assert replay.required["share"] == live
     assert replay.used["share"] == [1.0 + step % 5 for step in range(20)]
     assert not replay.problems
     assert replay.too_much == 0
     assert replay.short == 0
     assert replay.headroom == headroom
+
+
+class Wrong(KatalystAdvisor):
+    """A model that fails, and then says what is no number."""
+
+    def run(self, snapshot: Snapshot, state: AdvisorState) -> Decision[AdvisorState]:
+        if snapshot.now_s < 105.0:
+            raise ZeroDivisionError
+        said = Claim(Target(Level.POOL, "share"), PoolField.REQUIRED_CPUS, Role.SET, math.nan)  # type: ignore[arg-type]
+        return Decision(state, (said,))
+
+
+def test_a_model_that_fails_or_says_nonsense_is_judged_so(tmp_path: Path) -> None:
+    plugin, state = advisor(record_folder=str(tmp_path))
+    for now_s in (100.0, 110.0):
+        plugin.run(snapshot(now_s), state)
+    (file,) = tmp_path.iterdir()
+    replay = replayed(file.read_text().splitlines(), Wrong())
+    assert replay.problems == ["ZeroDivisionError", "'pool.required_cpus' of pool share is nan"]
+    assert (replay.required, replay.headroom) == ({}, [0.0, 0.0])
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
