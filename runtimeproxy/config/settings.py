@@ -261,7 +261,8 @@ class KatalystSettings:
     mode `standalone` nothing is refused. By default no pod that ran without this daemon fails with it."""
     default_level: Literal["", "shared_cores", "dedicated_cores", "reclaimed_cores", "system_cores"] = ""
     """Level of pods without an annotation of a level; `shared_cores` in Katalyst. Empty: such pods have none,
-    and keep the class of Koordinator or Kubernetes."""
+    and keep the class of Koordinator or Kubernetes. Pods that run follow another one, with their class and
+    with their place in Katalyst's pools."""
     order: tuple[Literal["katalyst", "koordinator"], ...] = ("katalyst", "koordinator")
     """Whose class is used of a pod that has both Katalyst's annotation and Koordinator's label: the first."""
     allow_unbound_dedicated: bool = False

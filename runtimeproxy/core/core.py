@@ -5,6 +5,7 @@ It imports most of the code, protobuf included, so the daemon imports it when it
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.remote.server_state import Servers
+    from runtimeproxy.katalyst.dynamic_config import KatalystConfig
     from runtimeproxy.node.api_server import ApiServerInputs
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.pods.checkpoint.codec import RowKind
@@ -130,6 +132,11 @@ class Core:
         self.audit = AuditQueues(sinks, (api_server.on_audit,) if api_server is not None else ())
         self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, servers, carried)
         self._pool_policy_of: tuple[object, LoadedPolicy | None] = (None, None)
+        # What the configuration of pools was made of, and the configuration: each call asks for it.
+        self._pools_configured: tuple[tuple[object, ...], PoolConfiguration] = (
+            (None, None, None),
+            (PoolConfiguration()),
+        )
         self.policies.on_event.append(self._on_policies)
         journal = Journal(folder, boot_id)
         groups = ResctrlGroups(Path(settings.node.sysfs_root) / RESCTRL)
@@ -254,7 +261,7 @@ class Core:
         def on_record(kind: RowKind, identity: str, is_observed: bool) -> None:
             if note_record is not None:
                 note_record(kind, identity, is_observed)
-            self.pools.on_record()
+            self.pools.on_record(identity)
 
         self.store.on_change = on_record
         moves = CpuMoves(self.store, self.node, self.upkeep, allocations, self._is_idle, spawn)
@@ -372,14 +379,10 @@ class Core:
 
     def _pool_configuration(self) -> PoolConfiguration:
         node, loaded = self.node.latest, self._pool_policy()
-        rules, dynamic = node.levels or LevelRules(), node.katalyst
-        if loaded is None or not isinstance(loaded.policy, UsesCpuPools):
-            return PoolConfiguration(rules=rules)
-        # A policy that changes nothing refuses nothing either.
-        on_error = OnError(dynamic.on_error) if dynamic.on_error else rules.on_error
-        is_rejecting = on_error is OnError.REJECT and loaded.mode is Mode.ENFORCE
-        settings = loaded.policy.pool_settings._replace(**dynamic.pool_settings())
-        return PoolConfiguration(settings, rules, is_rejecting)
+        made_of = node.levels, node.katalyst, loaded
+        if any(map(operator.is_not, made_of, self._pools_configured[0])):
+            self._pools_configured = made_of, pool_configuration(*made_of)
+        return self._pools_configured[1]
 
     def _on_node_changed(self, node: Node, changed: frozenset[Input]) -> None:
         if Input.KATALYST in changed and self.policies.is_loaded:
@@ -443,6 +446,23 @@ class Core:
                 with suppress(ValueError):
                     return host_application_cgroup(each, node.cgroup_driver)
         return ""
+
+
+def pool_configuration(
+    levels: LevelRules | None, dynamic: KatalystConfig, loaded: LoadedPolicy | None
+) -> PoolConfiguration:
+    """Return what is configured of pools.
+
+    `levels`: None: not known. `loaded`: the policy of the pools; None: there is none.
+    """
+    rules = levels or LevelRules()
+    if loaded is None or not isinstance(loaded.policy, UsesCpuPools):
+        return PoolConfiguration(rules=rules)
+    # A policy that changes nothing refuses nothing either.
+    on_error = OnError(dynamic.on_error) if dynamic.on_error else rules.on_error
+    is_rejecting = on_error is OnError.REJECT and loaded.mode is Mode.ENFORCE
+    settings = loaded.policy.pool_settings._replace(**dynamic.pool_settings())
+    return PoolConfiguration(settings, rules, is_rejecting)
 
 
 def _bounds(settings: Settings) -> Bounds:

@@ -204,7 +204,7 @@ class Chain:
     def _present(self) -> _OnNode:
         """Derived from the present inputs, even if the facts read from files are old."""
         node, present = self.node.latest, self._on_node
-        if node is not present.node:
+        if node.inputs is not present.node.inputs:
             present = self._on_node = _OnNode(node, self.policies)
         return present
 

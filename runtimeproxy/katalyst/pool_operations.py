@@ -7,7 +7,7 @@ None knows a clock: times are arguments, of any one clock that goes on while pod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -49,7 +49,6 @@ class ContainerFacts(NamedTuple):
     name: str
     millicpu: int | None = None
     """Its request; None: not known."""
-    is_init: bool = False
 
 
 class LiveContainer(NamedTuple):
@@ -58,7 +57,6 @@ class LiveContainer(NamedTuple):
     name: str
     id: str
     millicpu: int | None = None
-    is_init: bool = False
     cpus: frozenset[int] = frozenset()
     """What it has in the kernel; empty: not known. A pod that has CPUs alone keeps them if it can."""
 
@@ -69,6 +67,8 @@ class ObservedPod(NamedTuple):
     facts: PodFacts
     containers: tuple[LiveContainer, ...] = ()
     """In the order in which they were created."""
+    is_sure: bool = True
+    """Whether its level is known: annotations of a pod that has too many are not kept."""
 
 
 def initial(topology: Topology, settings: PoolSettings) -> PoolState:
@@ -109,7 +109,7 @@ def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forc
     if isinstance(admitted, Refusal) or container.pod.uid not in admitted.pods:
         return admitted
     known = admitted.pods[container.pod.uid]
-    added = PoolContainer("", container.millicpu, container.is_init)
+    added = PoolContainer("", container.millicpu)
     pod = _with_container(known, container.name, added)
     if pod.main_container is added:
         if waits_for_request(pod) and container.name not in known.containers:
@@ -172,7 +172,7 @@ def resize(
     if pod.is_ramping_up and pod.level is QosLevel.SHARED:
         return Refusal(RefusalKind.RESIZE, "a pod cannot be resized while it ramps up")
     after = _with_request(pod, container, millicpu)
-    if pod.millicpu is not None and not known.is_init:
+    if pod.millicpu is not None:
         after = replace(after, millicpu=max(0, pod.millicpu + millicpu - known.millicpu))
     if after.request > pod.request and pod.level is QosLevel.SHARED and not pod.problem:
         problem = lacks_room(_without(state, uid), after)
@@ -197,6 +197,18 @@ def remove(state: PoolState, uid: str, container: str = "", container_id: str | 
         return state
     left = {name: each for name, each in pod.containers.items() if name != container}
     return settled(state, {**state.pods, uid: replace(pod, containers=left)})
+
+
+def is_same_place(pod: PoolPod, other: PoolPod) -> bool:
+    """Return whether a pod has the same level, NUMA nodes, own CPUs and memory.
+
+    They were chosen when it came; all else follows from them, and from what exists.
+    """
+    return (
+        (pod.level, pod.pool, pod.problem) == (other.level, other.pool, other.problem)
+        and (pod.numa_ids, pod.dedicated) == (other.numa_ids, other.dedicated)
+        and pod.booked_bytes == other.booked_bytes
+    )
 
 
 def adopt(state: PoolState, pods: Iterable[ObservedPod]) -> PoolState:
@@ -248,25 +260,56 @@ def _advised(advice: AdvisedSizes | None) -> frozenset[str]:
 def reconcile(state: PoolState, pods: Iterable[ObservedPod], in_flight: Collection[str] = ()) -> PoolState:
     """Makes the state that of what exists: drops what is gone, adopts what is missing.
 
-    A pod that is in `share` since it had no other place gets its own as soon as there is one.
+    A pod that is in `share` since it had no other place gets its own as soon as there is one. One whose level
+    or pool is another by now is placed anew.
 
     `pods`: all that exist. `in_flight`: uids of pods that have calls under way; they are left as they are.
     """
     live = {each.facts.uid: each for each in pods}
-    known: dict[str, PoolPod] = {}
-    for uid, pod in state.pods.items():
+    return reconcile_changed(state, live, state.pods.keys() | live.keys(), in_flight)
+
+
+def reconcile_changed(
+    state: PoolState,
+    live: Mapping[str, ObservedPod],
+    changed: Collection[str],
+    in_flight: Collection[str] = (),
+) -> PoolState:
+    """The same if all pods but some are as they were at the last time.
+
+    `live`: all that exist, by uid. `changed`: uids of those that may have changed, come or gone.
+    """
+    known = dict(state.pods)
+    missing: list[ObservedPod] = []
+    for uid in sorted(changed):
+        pod, found = known.get(uid), live.get(uid)
         if uid in in_flight:
-            known[uid] = pod
-        elif uid in live:
-            known[uid] = _with_containers_of(live[uid], pod)
-            if known[uid].is_waiting and known[uid].main_container is not None:
-                # Its container was created while calls passed by.
-                del known[uid]
-    missing = [each for uid, each in live.items() if uid not in known and uid not in in_flight]
-    there = _adopted(replace(state, pods=known), missing)
-    waiting = [uid for uid in sorted(there.pods) if there.pods[uid].problem and uid in live]
-    there = _placed_again(there, [live[uid].facts for uid in waiting if uid not in in_flight])
+            continue
+        if found is None:
+            known.pop(uid, None)
+            continue
+        if pod is not None and not _is_elsewhere(pod, found):
+            known[uid] = after = _with_containers_of(found, pod)
+            if not (after.is_waiting and after.main_container is not None):
+                continue
+            # Its container was created while calls passed by.
+        known.pop(uid, None)
+        missing.append(found)
+    there = _adopted(replace(state, pods=known), missing) if missing else replace(state, pods=known)
+    waiting = [uid for uid, pod in there.pods.items() if pod.problem and uid in live and uid not in in_flight]
+    if waiting:
+        there = _placed_again(there, [live[uid].facts for uid in sorted(waiting)])
     return settled(state, there.pods)
+
+
+def _is_elsewhere(pod: PoolPod, live: ObservedPod) -> bool:
+    """Whether a pod has the place of another level or pool than it has by now.
+
+    Its annotations stay, but what they mean is configured.
+    """
+    qos = live.facts.qos
+    is_same = (qos.level, qos.pool, qos.numa_binding) == (pod.level, pod.pool, pod.numa_binding)
+    return live.is_sure and not pod.problem and not is_same
 
 
 def reserved_cpus(topology: Topology, settings: PoolSettings) -> frozenset[int]:
@@ -331,8 +374,7 @@ def _with_containers_of(live: ObservedPod, pod: PoolPod) -> PoolPod:
         is_same = known is not None and known.id in ("", each.id) and known.millicpu is not None
         is_kept = known is not None and (is_same or each.millicpu is None)
         millicpu = known.millicpu if known is not None and is_kept else each.millicpu
-        is_init = each.is_init or (known is not None and known.is_init)
-        containers[each.name] = PoolContainer(each.id, millicpu, is_init)
+        containers[each.name] = PoolContainer(each.id, millicpu)
     if containers == pod.containers and list(containers) == list(pod.containers):
         return pod
     return replace(pod, containers=containers)
@@ -342,7 +384,7 @@ def _is_as(live: LiveContainer, known: tuple[str, PoolContainer]) -> bool:
     name, container = known
     is_same = live.name == name and live.id == container.id
     is_known = live.millicpu is None or container.millicpu is not None
-    return is_same and is_known and live.is_init <= container.is_init
+    return is_same and is_known
 
 
 def _without(state: PoolState, uid: str) -> PoolState:

@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import combinations
+from itertools import combinations, compress
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -92,8 +92,6 @@ class PoolContainer(NamedTuple):
     """The runtime's; empty: it is being created."""
     millicpu: int | None = None
     """Its request; None: not known."""
-    is_init: bool = False
-    """No call to the runtime says so: in the daemon it is always False."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +109,8 @@ class PoolPod:
         dedicated: CPUs that it has alone, from its admission on.
         cpus: What each of its containers has; never empty.
         mems: NUMA nodes, likewise; empty: left as they are.
-        main: Name of the main container by the annotation; empty: the first that was created.
+        main: Name of the main container by the annotation; empty: the first that was created, as no call says
+            which ones are init containers.
         ramp_up_since_s: When its main container was created; None: it does not ramp up, or waits for it.
         is_ramping_up: Until it joins its pool.
         containers: By name, in the order in which they were created.
@@ -167,7 +166,7 @@ class PoolPod:
     def main_container(self) -> PoolContainer | None:
         if self.main:
             return self.containers.get(self.main)
-        return next((each for each in self.containers.values() if not each.is_init), None)
+        return next(iter(self.containers.values()), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,13 +240,50 @@ class StateEncoder:
             found = known.get(uid)
             is_same = found is not None and found[0] is pod
             self._pods[uid] = found if found and is_same else (pod, _JSON.encode(_as_list(pod, listed)))
-        made_of = (state.topology, state.settings, state.advice, state.reserved, state.pools)
+        made_of = (*_apart(state), state.pools)
         if len(self._frame[0]) != len(made_of) or any(map(operator.is_not, made_of, self._frame[0])):
             self._frame = made_of, _JSON.encode(_frame(state, listed))[1:-1]
         pods = ",".join([text for _, text in self._pods.values()])
         return f'{{"generation":{state.generation},{self._frame[1]},"pods":[{pods}]}}'
 
+    def change(self, before: PoolState, state: PoolState) -> str | None:
+        """Return what is saved of the difference, for `from_document`; None: it is to be saved as a whole."""
+        if any(map(operator.is_not, _apart(before), _apart(state))):
+            return None
+        changed = others(before.pods, state.pods)
+        gone = before.pods.keys() - state.pods.keys()
+        if len(changed) + len(gone) > _MOST_CHANGED:
+            return None
+        found: dict[str, object] = {
+            "generation": state.generation,
+            "gone": sorted(gone),
+            "pods": [_as_list(state.pods[uid], format_cpu_list) for uid in changed],
+        }
+        if before.pools != state.pools:
+            found["pools"] = _pools_as_text(state.pools, format_cpu_list)
+        return _JSON.encode(found)
 
+
+def others(before: Mapping[str, PoolPod], after: Mapping[str, PoolPod]) -> list[str]:
+    """Return the uids of the pods of `after` that are other objects in `before`, or are not in it.
+
+    Each operation makes new objects of the pods that it changes, and keeps all others.
+    """
+    if before is after:
+        return []
+    # Without a loop in Python: most operations keep their order, and calls wait for this.
+    if len(before) == len(after) and all(map(operator.eq, before, after)):
+        return list(compress(after, map(operator.is_not, before.values(), after.values())))
+    return [uid for uid, pod in after.items() if before.get(uid) is not pod]
+
+
+def _apart(state: PoolState) -> tuple[object, ...]:
+    """All of a state but pods and pools."""
+    return state.topology, state.settings, state.advice, state.reserved
+
+
+_MOST_CHANGED: Final = 16
+"""How many pods a change has at most."""
 _JSON: Final = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -266,8 +302,12 @@ def _frame(state: PoolState, listed: Callable[[frozenset[int]], str]) -> dict[st
         "cpus": state.topology.cpus,
         "memory_bytes": {str(node): size for node, size in state.topology.memory_bytes.items()},
         "reserved": listed(state.reserved),
-        "pools": {name: listed(cpus) for name, cpus in state.pools.items()},
+        "pools": _pools_as_text(state.pools, listed),
     }
+
+
+def _pools_as_text(pools: Pools, listed: Callable[[frozenset[int]], str]) -> dict[str, str]:
+    return {name: listed(cpus) for name, cpus in pools.items()}
 
 
 def _as_list(pod: PoolPod, listed: Callable[[frozenset[int]], str]) -> list[object]:
@@ -294,10 +334,13 @@ def _as_list(pod: PoolPod, listed: Callable[[frozenset[int]], str]) -> list[obje
     ]
 
 
-def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
+def from_document(
+    saved: Mapping[str, Any], topology: Topology, changes: Iterable[Mapping[str, Any]] = ()
+) -> PoolState:
     """Return the saved state.
 
     `topology`: that of the node now. If the saved one is another, `pool_operations.configure` fits the state.
+    `changes`: what `StateEncoder.change` has made since.
 
     Raises:
         One of `UNLIKE_OURS`: it is no saved state.
@@ -313,6 +356,13 @@ def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
         return numbers
 
     settings, advice = saved["settings"], saved["advice"]
+    generation, pools, rows = saved["generation"], saved["pools"], {each[0]: each for each in saved["pods"]}
+    for each in changes:
+        generation, pools = each["generation"], each.get("pools", pools)
+        rows.update((row[0], row) for row in each["pods"])
+        for uid in each["gone"]:
+            del rows[uid]
+    pods = (_pod_from(parsed, *rows[uid]) for uid in sorted(rows))
     memory_bytes = {int(node): size for node, size in saved["memory_bytes"].items()}
     before = Topology(tuple(TopologyCpu(*each) for each in saved["cpus"]), memory_bytes)
     return PoolState(
@@ -322,13 +372,13 @@ def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
             numa_hint_policy=HintPolicy(settings["numa_hint_policy"]),
         ),
         reserved=parsed(saved["reserved"]),
-        pools={str(name): parsed(text) for name, text in saved["pools"].items()},
-        pods={pod.uid: pod for pod in (_pod_from(parsed, *each) for each in saved["pods"])},
+        pools={str(name): parsed(text) for name, text in pools.items()},
+        pods={pod.uid: pod for pod in pods},
         advice=advice
         and AdvisedSizes(
             dict(advice["sizes"]), frozenset(advice["isolated"]), dict(advice.get("overlap", {}))
         ),
-        generation=saved["generation"],
+        generation=generation,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -64,31 +64,39 @@ def shrunk(before: Placement, after: Placement) -> Placement:
     return Placement(before.cpus & after.cpus or after.cpus, mems)
 
 
+def of_pod(pod: PoolPod) -> Placement:
+    """What a pod has in the end."""
+    return Placement(pod.cpus, pod.mems)
+
+
 def of_state(state: PoolState) -> dict[str, Placement]:
     """What all pods have in the end."""
-    return {uid: Placement(pod.cpus, pod.mems) for uid, pod in state.pods.items()}
+    return {uid: of_pod(pod) for uid, pod in state.pods.items()}
 
 
 def after_shrink(
-    now: Placements, state: PoolState, known: Mapping[str, PoolPod] = NOTHING
+    now: Placements, state: PoolState, changed: Iterable[str] | None = None
 ) -> dict[str, Placement]:
     """The placements once all pods have left what is not theirs any more; new pods have theirs already.
 
-    `known`: the pods of the state that `now` is of: whose pod is the same has the same placement.
+    `changed`: the uids of pods that may have other ones than in the state that `now` is of; None: all.
     """
-    found: dict[str, Placement] = {}
-    for uid, pod in state.pods.items():
-        before = now.get(uid)
-        if before is None or known.get(uid) is not pod:
-            wanted = Placement(pod.cpus, pod.mems)
-            before = wanted if before is None else before if before == wanted else shrunk(before, wanted)
-        found[uid] = before
+    found = {uid: now[uid] for uid in now.keys() & state.pods.keys()} if changed is None else dict(now)
+    for uid in now.keys() - state.pods.keys() if changed is not None else ():
+        del found[uid]
+    for uid in state.pods if changed is None else changed:
+        before, wanted = now.get(uid), of_pod(state.pods[uid])
+        if before != wanted:
+            found[uid] = wanted if before is None else shrunk(before, wanted)
     return found
 
 
-def growing(now: Placements, state: PoolState) -> Iterator[str]:
-    """The uids of pods that have not all of their CPUs yet, those that have CPUs alone first."""
-    waiting = [uid for uid, wanted in of_state(state).items() if now.get(uid) != wanted]
+def growing(now: Placements, state: PoolState, of: Iterable[str] | None = None) -> Iterator[str]:
+    """The uids of pods that have not all of their CPUs yet, those that have CPUs alone first.
+
+    `of`: the pods to look at; None: all.
+    """
+    waiting = [uid for uid in (state.pods if of is None else of) if now.get(uid) != of_pod(state.pods[uid])]
     yield from sorted(waiting, key=lambda uid: (not state.pods[uid].dedicated, uid))
 
 

@@ -2,10 +2,11 @@
 
 1. A call is decided: `admit`, `create` or `resize` makes the next state, at once and before policies are
    asked, which see it as `node.cpu_pools`. Pods that have to leave CPUs have less from now on.
-2. Before the call goes on: `commit`. The state is saved, then the pods that leave CPUs are written by file.
+2. Before the call goes on: `commit`. A new place is saved, then the pods that leave CPUs are written by file.
 3. The call has ended: `end`. If it has failed: `undo`. What others get follows in the background.
 4. About every second, and whenever a record changes: pods that have gone are removed, unknown ones adopted,
-   ramp-up ends, another configuration is taken. All of it takes the same way: saved, left, grown.
+   ramp-up ends, another configuration is taken. All of it takes the same way: saved, left, grown. Only what
+   has changed is looked at (`pool_records`), saved, and written.
 
 Values of running containers go through the ledger: the policy `katalyst-pools` says them, and the keeper only
 has the right pods asked, in the right order. The runtime is never called.
@@ -15,14 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -42,26 +41,26 @@ from runtimeproxy.katalyst.levels import (
     katalyst_qos,
 )
 from runtimeproxy.katalyst.names import RECLAIM, RECLAIMED_MILLICPU, QosLevel
-from runtimeproxy.katalyst.placement import PodFacts
-from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, ObservedPod
+from runtimeproxy.katalyst.placement import PodFacts, waits_for_request
+from runtimeproxy.katalyst.pool_operations import ContainerFacts, ObservedPod
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
     AdvisedSizes,
+    PoolPod,
     PoolSettings,
     PoolState,
     Refusal,
     StateEncoder,
     from_document,
+    others,
 )
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.katalyst.transition import Overlap, PlacedPools, Placement
+from runtimeproxy.ledger.pool_records import ObservedPods, millicpu_of
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input, InputState
-from runtimeproxy.pods.record_views import recorded_pod
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.qos import QoSClass, qos_class
-from runtimeproxy.state.slot_file import VALUE, SlotFile
-from runtimeproxy.units import SHARES_PER_CPU, parse_cpu_list
+from runtimeproxy.state.slot_file import CHANGES, VALUE, SlotFile
 
 if TYPE_CHECKING:
     from runtimeproxy.node.snapshot import Node
@@ -183,10 +182,14 @@ class NodePools:
         self._encoder = StateEncoder()
         self._state: PoolState | None = None
         self._saved: PoolState | None = None
+        # What the file has; of the thread that writes it.
+        self._in_file: PoolState | None = None
         # Made again only if the node's CPUs are others.
         self._topology: tuple[object, object, Topology] | None = None
         # Whether the state is that of records, or of the process before this one.
         self._is_known = False
+        # Whether the pods of the state were compared with the records once.
+        self._is_followed = False
         self._placements: dict[str, Placement] = {}
         self._shown: PlacedPools | None = None
         self._refusals: Mapping[tuple[str, str], Refusal] = NO_REFUSALS
@@ -197,14 +200,18 @@ class NodePools:
         self._left_over: Mapping[str, frozenset[int]] = transition.NOTHING
         # By uid, how many calls are under way, and until when they are awaited.
         self._in_flight: dict[str, tuple[int, float]] = {}
-        # By the id of a pod's record.
-        self._observed: dict[str, _Observed] = {}
+        self._records = ObservedPods(store, self._facts_of)
+        # Uids of pods that the state may not have as the records do, apart from those whose records change.
+        self._unfollowed: set[str] = set()
+        # Uids of pods that are to have more CPUs or NUMA nodes than they have.
+        self._ungrown: set[str] = set()
+        # What levels were read by when pods were last looked at.
+        self._rules: LevelRules | None = None
         self._writing = asyncio.Lock()
         # The last save, and whether the thread has not begun it.
         self._saving: asyncio.Future[PoolState | None] | None = None
         self._is_queued = False
         self._wake = asyncio.Event()
-        self._has_new_records = True
         # Whether the policy is loaded; without it records are not looked at.
         self._follows = False
         # When the last round ended.
@@ -257,14 +264,14 @@ class NodePools:
     async def load(self) -> None:
         """Takes the saved state, which applies until the records are those of the runtime."""
         self._state = self._saved = None
-        self._is_known = False
+        self._is_known = self._is_followed = False
         with suppress(TimeoutError):
             async with asyncio.timeout(START_S):
                 await self._node.restore()
         topology = self._present_topology()
         if topology is not None:
             run = asyncio.get_running_loop().run_in_executor
-            found = await run(self._executor, self.file.load, lambda saved: _state_of(saved, topology))
+            found = await run(self._executor, self.file.load, lambda saved: saved_state(saved, topology))
             if found is not None:
                 self._saved, self._is_known = found, True
                 self._replace(found)
@@ -274,7 +281,7 @@ class NodePools:
 
     def look(self) -> None:
         """The policies, or their settings, have changed: there may be pools from now on."""
-        self._has_new_records = True
+        self._records.look_again()
         self._refresh()
         self._wake.set()
 
@@ -282,21 +289,26 @@ class NodePools:
         """The node has changed."""
         self._wake.set()
 
-    def on_record(self) -> None:
-        """A record has changed."""
-        self._has_new_records = True
+    def on_record(self, identity: str) -> None:
+        """The record of this sandbox or container has changed."""
         if self._follows:
+            self._records.on_record(identity)
             self._wake.set()
 
     def _refresh(self) -> None:
         """Finds out whether there are pools, and shows them."""
         node, before = self._node.latest, self.off_reason
-        self._follows = self._is_wanted()
+        followed, self._follows = self._follows, self._is_wanted()
+        if self._follows and not followed:
+            self._records.look_again()
         state, self.off_reason = why_off(node) if self._follows else (InputState.WITHDRAWN, "not wanted")
         if not self.off_reason and not self._is_known and not self._is_recovered():
             state, self.off_reason = InputState.UNKNOWN, "the runtime's pods are not known yet"
         if not self.off_reason and (topology := self._present_topology()) is not None:
-            settings = self._configured().settings
+            settings, rules, _ = self._configured()
+            if rules != self._rules:
+                self._rules = rules
+                self._records.look_again()
             found = self._state or operations.initial(topology, settings)
             advice = self._present_advice(found)
             found = operations.configure(found, settings, topology, advice)
@@ -361,7 +373,11 @@ class NodePools:
         if state is None or not pod.uid:
             return False
         self._begin(pod.uid)
-        facts = ContainerFacts(self._facts_of(pod), container.name, self._container_millicpu(pod, container))
+        # Only a pod that has no place yet is read for one.
+        placed, live = state.pods.get(pod.uid), self._records.live.get(pod.uid)
+        is_known = placed is not None and live is not None and not waits_for_request(placed)
+        of_pod = live.facts if live is not None and is_known else self._facts_of(pod)
+        facts = ContainerFacts(of_pod, container.name, self._container_millicpu(pod, container))
         is_forced = not self._configured().is_rejecting
         outcome = operations.create(state, facts, self._now_s(), is_forced=is_forced)
         return self._take(outcome, pod.uid, container.name)
@@ -399,10 +415,18 @@ class NodePools:
         state = self.state
         if state is None or (pod := state.pods.get(uid)) is None:
             return False
-        return not self.is_saved or bool(pod.dedicated and self._unwritten)
+        return bool(not self._is_place_saved(pod) or self.problem or (pod.dedicated and self._unwritten))
+
+    def _is_place_saved(self, pod: PoolPod) -> bool:
+        """Whether the file has what only it knows of a pod's place.
+
+        All else follows from that and the records: it may wait for the next round, and calls need not.
+        """
+        saved = self._saved.pods.get(pod.uid) if self._saved is not None else None
+        return saved is not None and operations.is_same_place(saved, pod)
 
     async def commit(self, uid: str, until_s: float) -> None:
-        """Saves the state, and waits until others have left what this pod has alone.
+        """Saves the state if it has a new place, and waits until others have left what this pod has alone.
 
         `until_s`: when the call has to go on, by the loop's clock.
 
@@ -462,7 +486,7 @@ class NodePools:
                 {key: each for key, each in self._refusals.items() if key[0] != uid}
             )
         # The record comes next.
-        self._has_new_records = True
+        self._unfollowed.add(uid)
         self._wake.set()
 
     def _begin(self, uid: str) -> None:
@@ -478,8 +502,9 @@ class NodePools:
         if outcome is self._state:
             return False
         self._replace(outcome)
-        # Policies are asked meanwhile.
-        self._begin_save()
+        if uid in outcome.pods and not self._is_place_saved(outcome.pods[uid]):
+            # Policies are asked meanwhile.
+            self._begin_save()
         self._show()
         self._wake.set()
         return True
@@ -498,13 +523,14 @@ class NodePools:
     def _replace(self, state: PoolState) -> None:
         """Takes another state: pods have what is left to them at once, and what is new once it is left."""
         known = self._state.pods if self._state is not None else transition.NOTHING
-        before, self._state = self._placements, state
-        self._placements = transition.after_shrink(before, state, known)
+        before, changed = self._placements, others(known, state.pods)
+        self._state = state
+        self._placements = transition.after_shrink(before, state, changed)
         self._unwritten &= self._placements.keys()
-        for uid, each in self._placements.items():
-            found = before.get(uid)
-            if found is each:
-                continue
+        self._ungrown &= self._placements.keys()
+        self._ungrown.update(changed)
+        for uid in changed:
+            found, each = before.get(uid), self._placements[uid]
             # A new one without containers has nothing to be written yet.
             is_adopted = found is None and any(box.id for box in state.pods[uid].containers.values())
             if is_adopted or (found is not None and found != each):
@@ -513,11 +539,10 @@ class NodePools:
     def _show(self, state: InputState = InputState.KNOWN) -> None:
         pools, before = None, self._shown
         if self._state is not None and self.is_on:
-            pools = PlacedPools(self._state, self._placements, self._refusals, self.advice.pools)
+            placements = MappingProxyType(self._placements)
+            pools = PlacedPools(self._state, placements, self._refusals, self.advice.pools)
             if before is not None and pools.is_as(before):
                 pools = before
-            else:
-                pools = pools._replace(placements=MappingProxyType(dict(self._placements)))
         self._shown = pools
         self._node.place(pools, state)
 
@@ -535,7 +560,11 @@ class NodePools:
         self._is_queued = False
         state = self._state
         if state is not None and state is not self._saved:
-            self.file.save(self._encoder.text(state))
+            before, self._in_file = self._in_file, None
+            change = self._encoder.change(before, state) if before is not None else None
+            if change is None or not self.file.add(change):
+                self.file.save(self._encoder.text(state))
+            self._in_file = state
         return state
 
     def _on_saved(self, job: asyncio.Future[PoolState | None]) -> None:
@@ -590,11 +619,13 @@ class NodePools:
             state = self._state
             if state is None:
                 return
-            waiting = tuple(transition.growing(self._placements, state))
+            waiting = tuple(transition.growing(self._placements, state, self._ungrown))
+            self._ungrown.clear()
             if not waiting:
                 return
-            wanted = transition.of_state(state)
-            self._placements.update((uid, wanted[uid]) for uid in waiting)
+            # Others have the placements of before.
+            grown = {uid: transition.of_pod(state.pods[uid]) for uid in waiting}
+            self._placements = {**self._placements, **grown}
             self._unwritten.update(waiting)
             self._show()
             await self._write_pods()
@@ -644,20 +675,31 @@ class NodePools:
         if state is None:
             return
         before = state
-        self._in_flight = {uid: each for uid, each in self._in_flight.items() if each[1] > now_s}
-        if self._has_new_records and self._is_recovered():
-            self._has_new_records = False
+        for uid in [uid for uid, (_, until_s) in self._in_flight.items() if until_s <= now_s]:
+            del self._in_flight[uid]
+            self._unfollowed.add(uid)
+        if (self._unfollowed or self._records.has_changed) and self._is_recovered():
             self._is_known = True
-            live = self._live_pods()
-            state = self._with_new_containers(state, live, now_s)
-            state = operations.reconcile(state, live, self._in_flight.keys())
-            state = self._with_requests(state, live)
+            state = self._with_records(state, now_s)
         due_s = operations.ramp_due_s(state)
         if due_s is not None and due_s <= now_s:
             state = operations.ramp_done(state, now_s)
         if state is not before:
             self._replace(state)
             self._show()
+
+    def _with_records(self, state: PoolState, now_s: float) -> PoolState:
+        """The state with what has changed of the records."""
+        changed = self._records.follow() | self._unfollowed
+        if not self._is_followed:
+            # What is saved may have gone meanwhile.
+            changed |= state.pods.keys()
+        self._is_followed, self._unfollowed = True, set()
+        live = self._records.live
+        pods = [live[uid] for uid in sorted(changed) if uid in live]
+        state = self._with_new_containers(state, pods, now_s)
+        state = operations.reconcile_changed(state, live, changed, self._in_flight.keys())
+        return self._with_requests(state, pods)
 
     def _with_new_containers(
         self, state: PoolState, live: Collection[ObservedPod], now_s: float
@@ -686,61 +728,10 @@ class NodePools:
                 if there is not None and box.millicpu is not None and box.millicpu != there.millicpu:
                     outcome = operations.resize(state, uid, box.name, box.millicpu)
                     if isinstance(outcome, Refusal):
-                        self._has_new_records = True
+                        self._unfollowed.add(uid)
                     else:
                         state = outcome
         return state
-
-    def _live_pods(self) -> list[ObservedPod]:
-        known, self._observed = self._observed, {}
-        by_uid: dict[str, list[ObservedPod]] = {}
-        for pod in self._store.pods:
-            if pod.state is not Lifecycle.RUNNING or not pod.uid:
-                continue
-            members, found = self._store.containers.members(pod.id), known.get(pod.id)
-            if found is None or not found.is_of(pod, members):
-                found = self._observe(pod, members, found)
-            self._observed[pod.id] = found
-            by_uid.setdefault(pod.uid, []).append(found.pod)
-        return [each[0] if len(each) == 1 else _joined(each) for each in by_uid.values()]
-
-    def _observe(
-        self, pod: PodRecord, members: Sequence[ContainerRecord], before: _Observed | None
-    ) -> _Observed:
-        is_same = before is not None and before.record is pod
-        facts = before.pod.facts if before and is_same else self._facts_of(recorded_pod(pod))
-        containers = tuple(live_container(each) for each in members if each.state is not Lifecycle.STOPPED)
-        return _Observed(pod, tuple(members), ObservedPod(facts, containers))
-
-
-class _Observed(NamedTuple):
-    """What the pools see of a pod's records."""
-
-    record: PodRecord
-    members: tuple[ContainerRecord, ...]
-    pod: ObservedPod
-
-    def is_of(self, record: PodRecord, members: Sequence[ContainerRecord]) -> bool:
-        """Whether these records are the same ones: another state of one is another object."""
-        is_same = self.record is record and len(self.members) == len(members)
-        return is_same and all(map(operator.is_, self.members, members))
-
-
-def _joined(sandboxes: Sequence[ObservedPod]) -> ObservedPod:
-    """A pod with several sandboxes, as one."""
-    return ObservedPod(sandboxes[0].facts, tuple(box for each in sandboxes for box in each.containers))
-
-
-def live_container(record: ContainerRecord) -> LiveContainer:
-    cpus = _parsed_cpus(record.booked.cpuset_cpus or "")
-    return LiveContainer(record.name, record.id, millicpu_of(record.requested.cpu_shares), cpus=cpus)
-
-
-@lru_cache(maxsize=64)
-def _parsed_cpus(text: str) -> frozenset[int]:
-    with suppress(ValueError):
-        return parse_cpu_list(text)
-    return NO_CPUS
 
 
 def why_off(node: Node) -> tuple[InputState, str]:
@@ -815,19 +806,6 @@ def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[st
 
 
 _MOST_DIGITS: Final = 10
-_NO_REQUEST_SHARES: Final = 2
-"""What the kubelet sends for no request. Source: pkg/kubelet/cm/helpers_linux.go, MinShares."""
-
-
-def millicpu_of(shares: int | None) -> int | None:
-    """Return the CPU request that shares stand for; None: not known.
-
-    Exact for requests of 3 to 256000 millicores. Source: kubelet pkg/kubelet/cm/helpers_linux.go,
-    MilliCPUToShares, turned round.
-    """
-    if not shares:
-        return None
-    return 0 if shares <= _NO_REQUEST_SHARES else -(-shares * 1000 // SHARES_PER_CPU)
 
 
 def _sum_of(requests: Mapping[str, Mapping[str, int]], name: str) -> int | None:
@@ -835,5 +813,6 @@ def _sum_of(requests: Mapping[str, Mapping[str, int]], name: str) -> int | None:
     return sum(found) if found else None
 
 
-def _state_of(saved: Any, topology: Topology) -> PoolState:  # noqa: ANN401 - JSON
-    return from_document(saved[VALUE], topology)
+def saved_state(saved: Any, topology: Topology) -> PoolState:  # noqa: ANN401 - JSON
+    """Return the state in what `pools_file` has; see `from_document`."""
+    return from_document(saved[VALUE], topology, saved.get(CHANGES, ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -283,6 +283,8 @@ class Node:
     """By input, a number that is larger after each change; an input that is not in it has 0."""
     unsure: frozenset[Input] = field(init=False, repr=False, compare=False, default=frozenset())
     """The inputs that may be unknown for some pod."""
+    inputs: object = field(init=False, repr=False, compare=False, default_factory=object)
+    """The same one in nodes that differ in what is in `cpu_pools` alone."""
     _requests_by_pod: Mapping[str, Mapping[str, Mapping[str, int]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -298,6 +300,19 @@ class Node:
         is_withdrawn = self.states.get(Input.POD_REQUESTS) is InputState.WITHDRAWN
         of_pods = {Input.PRIORITY} if is_withdrawn else {Input.PRIORITY, Input.POD_REQUESTS}
         object.__setattr__(self, "unsure", unknown | of_pods)
+
+    def with_cpu_pools(self, pools: PlacedPools | None, state: InputState) -> Node:
+        """The same node with other pools of Katalyst's, and their state.
+
+        Calls wait for it: what the other inputs tell is not computed again.
+        """
+        if self.states.get(Input.CPU_POOLS) is not state:
+            return replace(self, cpu_pools=pools, states={**self.states, Input.CPU_POOLS: state})
+        node = object.__new__(Node)
+        for name in Node.__slots__:
+            object.__setattr__(node, name, getattr(self, name))
+        object.__setattr__(node, "cpu_pools", pools)
+        return node
 
     @property
     def devices(self) -> HostDevices | None:

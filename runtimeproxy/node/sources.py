@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -128,7 +129,7 @@ class NodeSources:
                 self._shared,
                 self._cpu_pools,
             )
-            if any(new is not old for new, old in zip(made_of, self._made_of, strict=True)):
+            if any(map(operator.is_not, made_of[:-1], self._made_of[:-1])):
                 placed, state = cpu_pools
                 states = {**base.states, Input.CPU_POOLS: state}
                 node = replace(
@@ -145,6 +146,9 @@ class NodeSources:
                         generations={**base.generations, Input.POOLS: self._pools_generation},
                     )
                 self._made_of, self.latest = made_of, node
+            elif cpu_pools is not self._made_of[-1]:
+                # Each call that changes them has this.
+                self._made_of, self.latest = made_of, self.latest.with_cpu_pools(*cpu_pools)
             self.fresh_until_s = fresh_until_s
             return self.latest
 

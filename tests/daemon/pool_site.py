@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.katalyst.pools import PoolState
+from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.ledger.journal import read_boot_id
-from runtimeproxy.ledger.pools import pools_file
-from runtimeproxy.state.slot_file import VALUE
+from runtimeproxy.ledger.pools import pools_file, saved_state
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from runtimeproxy.testing.builders import KubeletQos, default_resources, pod_sandbox_config
 from runtimeproxy.units import SHARES_PER_CPU
@@ -103,9 +104,12 @@ class PoolSite:
         wait_until(lambda: self.cpus(pod) == cpus, f"{cpus} as CPUs of {pod.config.metadata.name}")
 
     @property
-    def saved(self) -> Any:
+    def saved(self) -> PoolState:
         """What is in the file of the pools."""
-        return pools_file(self.daemon.state_folder, read_boot_id()).load(lambda saved: saved[VALUE])
+        file = pools_file(self.daemon.state_folder, read_boot_id())
+        found = file.load(lambda saved: saved_state(saved, Topology(())))
+        assert found is not None
+        return found
 
     def in_pools(self, pod: Pod) -> api_pb2.KatalystPod | None:
         """What the pools have of it; None: it is in none."""

@@ -17,11 +17,9 @@ import grpc
 import pytest
 
 from cri_api.runtime.v1 import api_pb2 as cri
-from runtimeproxy.katalyst.pools import from_document
-from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from runtimeproxy.testing.builders import container_config, default_resources, pod_sandbox_config
-from runtimeproxy.units import SHARES_PER_CPU, parse_cpu_list
+from runtimeproxy.units import SHARES_PER_CPU, format_cpu_list, parse_cpu_list
 from tests.bench.procfs import cpu_ns, wait_until_idle
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod
@@ -73,7 +71,7 @@ def test_others_leave_dedicated_cpus_before_the_runtime_makes_the_pod(site: Pool
         running = executor.submit(own.run)
         runtime.recorded.wait("RunPodSandbox", 2)
         # The runtime has the call: the state is saved, and the pod has left.
-        assert {"uid-own", "uid-web"} == {pod[0] for pod in site.saved["pods"]}
+        assert {"uid-own", "uid-web"} == site.saved.pods.keys()
         wait_until(lambda: bool(site.cpus(web)), "a file that is not just being written")
         assert parse_cpu_list(site.cpus(web)).isdisjoint({2, 3, 4, 5})
         runtime.release("RunPodSandbox")
@@ -159,7 +157,7 @@ def test_a_ramp_up_is_not_begun_anew(sites: Sites) -> None:
         site.wait_for(web, everything)
 
         def since_s() -> float | None:
-            return from_document(site.saved, Topology(())).pods["uid-web"].ramp_up_since_s
+            return site.saved.pods["uid-web"].ramp_up_since_s
 
         began_s = wait_until(since_s, "the start of its ramp-up in the file")
         assert 0 <= time.monotonic() - began_s < CALL_TIMEOUT_S
@@ -201,7 +199,7 @@ def test_what_is_not_saved_or_not_left_refuses_the_call(site: PoolSite) -> None:
     web = site.start("web", SHARED, 2)
     site.wait_for(web, ALONE)
     own, file = site.pod("own", OWN, 4), site.daemon.state_folder / "cpu_pools.json"
-    wait_until(lambda: "main" in str(site.saved["pods"]), "a state that is saved")
+    wait_until(lambda: "main" in site.saved.pods["uid-web"].containers, "a state that is saved")
     file.unlink()
     file.mkdir()
     code, text = refusal_of(own.run)
@@ -228,7 +226,7 @@ def test_where_nothing_is_refused_pods_are_created_and_the_status_says_what_is_w
         web = site.start("web", SHARED, 2)
         site.wait_for(web, ALONE)
         file = site.daemon.state_folder / "cpu_pools.json"
-        wait_until(lambda: "main" in str(site.saved["pods"]), "a state that is saved")
+        wait_until(lambda: "main" in site.saved.pods["uid-web"].containers, "a state that is saved")
         file.unlink()
         file.mkdir()
         path = block(site, web)
@@ -314,9 +312,9 @@ def test_the_state_survives_kill_9(site: PoolSite) -> None:
         made.client = site.client
         pools = {each.name: each.cpus for each in site.status().cpu_pools.pools}
         if own is not None:
-            assert {"uid-web", f"uid-own-{number - 1}"} == {pod[0] for pod in saved["pods"]}
+            assert {"uid-web", f"uid-own-{number - 1}"} == saved.pods.keys()
             assert pools["dedicated"] == "2-5"
-            assert pools["share"] == saved["pools"]["share"] == BESIDE_OWN
+            assert pools["share"] == format_cpu_list(saved.pools["share"]) == BESIDE_OWN
             assert site.cpus(own) == "2-5"
     wait_until(lambda: not site.problems, "the end of all problems")
 

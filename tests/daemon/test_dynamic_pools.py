@@ -11,6 +11,7 @@ import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
+from runtimeproxy.units import format_cpu_list
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod
 from tests.daemon.pool_site import BOUND, DEDICATED, RECLAIMED, SHARED, PoolSite, pool_site
@@ -61,7 +62,8 @@ def seen(site: PoolSite, pods: Mapping[str, Pod]) -> Seen:
     own = pods["own"]
     burst = site.files.read(f"{own.config.linux.cgroup_parent}/{own.container}", "cpu.max.burst")
     cpus = {name: site.cpus(pod) for name, pod in pods.items()}
-    return Seen(site.saved["pools"], cpus, burst, classes.get("plain", ""))
+    pools = {name: format_cpu_list(numbers) for name, numbers in site.saved.pools.items()}
+    return Seen(pools, cpus, burst, classes.get("plain", ""))
 
 
 def expected(share: str, reclaim: str, burst: str, plain_class: str) -> Seen:

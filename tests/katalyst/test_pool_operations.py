@@ -89,10 +89,10 @@ def test_what_a_pod_gets(settings: dict[str, object], pod: PodFacts, expected: s
     assert cpus_of(running(t16(**settings), pod), "p") == expected
 
 
-def test_b1_an_init_container_is_in_no_pool() -> None:
+def test_b1_a_container_before_the_main_one_puts_the_pod_into_no_pool() -> None:
     pod = facts("p", SHARED, 2, main_container="main")
     state = admitted(t16(), pod)
-    state = checked(create(state, ContainerFacts(pod, "init", 2_000, is_init=True), 0.0))
+    state = checked(create(state, ContainerFacts(pod, "init", 2_000), 0.0))
     state = ramp_done(state, 1_000.0)
     assert pools_of(state).keys() == {"reserve", "reclaim", "fallback"}
     assert cpus_of(state, "p") == "1,3-15"
@@ -346,7 +346,7 @@ class TestContainers:
 
     def test_ramp_up_begins_with_the_main_container(self) -> None:
         pod = facts("p", SHARED, 3, main_container="main")
-        state = checked(create(t16(), ContainerFacts(pod, "init", 100, is_init=True), 0.0))
+        state = checked(create(t16(), ContainerFacts(pod, "init", 100), 0.0))
         assert ramp_due_s(state) is None
         state = checked(create(state, ContainerFacts(pod, "main", 2_000), 40.0))
         assert ramp_due_s(state) == 70.0

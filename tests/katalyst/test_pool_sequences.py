@@ -37,6 +37,7 @@ from runtimeproxy.katalyst.pools import (
     PoolState,
     StateEncoder,
     from_document,
+    others,
     problems,
 )
 from runtimeproxy.katalyst.topology import Topology
@@ -111,7 +112,7 @@ class Events:
             ObservedPod(
                 self.known[uid],
                 tuple(
-                    LiveContainer(name, each.id, each.millicpu, each.is_init, pod.cpus)
+                    LiveContainer(name, each.id, each.millicpu, pod.cpus)
                     for name, each in pod.containers.items()
                 ),
             )
@@ -179,7 +180,7 @@ class Pods:
         self.has: dict[str, Placement] = {}
 
     def follow(self, before: PoolState, after: PoolState) -> None:
-        known, now = self.has, after_shrink(self.has, after, before.pods)
+        known, now = self.has, after_shrink(self.has, after, others(before.pods, after.pods))
         assert now == after_shrink(known, after)
         for uid in now.keys() & known.keys():
             # In the first step no pod gains CPUs, unless it keeps none of its own.
@@ -202,19 +203,23 @@ class Pods:
 def check_alone(after: PoolState, has: dict[str, Placement]) -> None:
     """No pod runs on the CPUs that another one has alone, unless the state says so."""
     for uid, pod in after.pods.items():
-        others = after.dedicated - pod.dedicated
+        of_others = after.dedicated - pod.dedicated
         is_system_or_reclaimed = pod.level in (QosLevel.SYSTEM, QosLevel.RECLAIMED)
-        if not is_system_or_reclaimed and not pod.cpus & others:
-            assert not has[uid].cpus & others
+        if not is_system_or_reclaimed and not pod.cpus & of_others:
+            assert not has[uid].cpus & of_others
 
 
 def check(topology: Topology, events: Sequence[int]) -> None:
     sequence, encoder = Events(topology, events[0]), StateEncoder()
     pods = Pods(sequence.draw)
+    whole, changes = encoder.text(sequence.state), list[str]()
     for before, state in sequence.run(events):
         assert problems(state) == ()
         pods.follow(before, state)
-        assert from_document(json.loads(encoder.text(state)), state.topology) == state
+        change, text = encoder.change(before, state), encoder.text(state)
+        whole, changes = (text, []) if change is None else (whole, [*changes, change])
+        for saved, since in ((text, ()), (whole, changes)):
+            assert from_document(json.loads(saved), state.topology, map(json.loads, since)) == state
     pods.finish(sequence.state)
     assert all(reasons(sequence.state, uid) for uid in sequence.state.pods)
     # A restart, with what was saved and without.

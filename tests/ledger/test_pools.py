@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Final
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +43,13 @@ DEADLINE_S: Final = 30.0
 @pytest.fixture(autouse=True)
 def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtimeproxy.ledger.pools.ROUND_S", 0.0)
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    """One thread, as the daemon has for this file: what is saved first is there first."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
 
 
 class Site:
@@ -92,6 +99,7 @@ class Site:
             self._executor,
             clock=lambda: self.now_s,
         )
+        self.store.on_change = lambda _, identity, __: pools.on_record(identity)
         await pools.load()
         running = asyncio.create_task(pools.run())  # noqa: TID251 - ended below
         try:
@@ -147,6 +155,7 @@ async def test_a_ramp_up_goes_on_where_the_process_before_was_killed(
     async with site.daemon() as pools:
         await create(pools, "web")
         site.has_container("web")
+        await site.until(pools, 1_000.0)
         everything = placed(pools, "web").cpus
     site.is_recovered = is_recovered
     for later_s in (12.0, 29.0):
@@ -233,7 +242,8 @@ async def one_event(site: Site, pools: NodePools, kind: str, number: int, made: 
         if kind == "unsaved pod":
             # Whatever is being saved is over; then the disk is full.
             await site.until(pools, site.now_s)
-            with patch.object(pools.file, "save", side_effect=OSError(errno.ENOSPC, "full")):
+            full = Mock(side_effect=OSError(errno.ENOSPC, "full"))
+            with patch.multiple(pools.file, save=full, add=full):
                 assert await is_placed(pools, pod) is False
         elif await is_placed(pools, pod) and kind == "pod":
             site.has_container(uid, annotations)
@@ -246,7 +256,6 @@ async def one_event(site: Site, pools: NodePools, kind: str, number: int, made: 
     elif kind == "gone" and made:
         uid = made.pop(number % len(made))
         site.store.remove_pod(f"pod-{uid}")
-        pools.on_record()
     elif kind == "settings":
         site.settings = site.settings._replace(enable_reclaim=bool(number & 1), overlap=bool(number & 2))
     elif kind == "unwritable":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.state.slot_file import VALUE, SlotFile
+from runtimeproxy.state.slot_file import CHANGES, VALUE, SlotFile
 
 _SMALL, _LARGE = [1, "\U0001d11e"], ["x" * 40_000]
 _WRITER = """
@@ -24,7 +24,8 @@ from runtimeproxy.state.slot_file import SlotFile
 file, number = SlotFile(Path(sys.argv[1]), "", boot_id="boot"), 0
 while True:
     number += 1
-    file.save(json.dumps([number] * (number % 3_000)))
+    if number % 7 < 3 or not file.add(json.dumps(number)):
+        file.save(json.dumps([number] * (number % 3_000)))
     print(number, flush=True)
 """
 
@@ -76,6 +77,70 @@ def test_no_file_is_renamed_while_the_value_fits(path: Path, monkeypatch: pytest
     for number in range(5):
         file.save(json.dumps([number] * number * 100))
     assert path.stat().st_ino == inode
+
+
+def changes(path: Path) -> tuple[object, list[object]]:
+    found = slot_file(path).load(lambda document: (document[VALUE], document.get(CHANGES, [])))
+    assert found is not None
+    return found
+
+
+def test_changes_come_back_with_the_value_that_they_are_of(path: Path) -> None:
+    file = slot_file(path)
+    assert not file.add("0")
+    file.save(json.dumps(_LARGE))
+    for number in range(3):
+        assert file.add(json.dumps({"n": number}))
+    inode = path.stat().st_ino
+    assert changes(path) == (_LARGE, [{"n": 0}, {"n": 1}, {"n": 2}])
+    for value in (_SMALL, _LARGE, _SMALL):
+        # Those of the value before do not count, nor what is left of them behind a new one.
+        file.save(json.dumps(value))
+        assert changes(path) == (value, [])
+        assert file.add("1")
+        assert changes(path) == (value, [1])
+    assert path.stat().st_ino == inode
+    # There is as much room as for the value.
+    count = 1
+    while file.add(json.dumps("x" * 1_000)):
+        count += 1
+    assert 20 < count < 100
+    assert len(changes(path)[1]) == count
+    # The next process has the value anew, and so has one whose file another has made anew.
+    other = slot_file(path)
+    assert loaded(other) == _SMALL
+    assert not other.add("2")
+    other.save("5")
+    assert not file.add("2")
+    assert changes(path) == (5, [])
+
+
+@pytest.mark.parametrize("length", [0, 1, 30, 89])
+def test_a_change_that_is_cut_short_leaves_those_before(path: Path, length: int) -> None:
+    file = slot_file(path)
+    file.save("1")
+    assert file.add('"first"')
+    before = path.stat().st_size
+    assert file.add('"second"')
+    os.truncate(path, min(before + length, path.stat().st_size - 2))
+    assert changes(path) == (1, ["first"])
+    # The file is no longer as it was left.
+    assert not file.add('"third"')
+
+
+def test_a_change_that_cannot_be_written_raises_and_the_value_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, write = slot_file(path), os.pwrite
+    file.save("1")
+    assert file.add("2")
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, data[:10], at))
+    with pytest.raises(OSError, match="No space"):
+        file.add("3")
+    monkeypatch.undo()
+    assert changes(path) == (1, [2])
+    assert file.add("4")
+    assert changes(path) == (1, [2, 4])
 
 
 @pytest.mark.parametrize("length", [1, 20, 100, 4096])
@@ -174,6 +239,9 @@ def test_a_process_that_is_killed_while_it_saves(path: Path) -> None:
             writer.send_signal(signal.SIGKILL)
             rest = [line for line in writer.stdout.read().split("\n") if line]
         told = int(rest[-1]) if rest else told
-        found = read(path)
+        value, since = changes(path)
         # One more may be saved than it has told.
-        assert found in ([told] * (told % 3_000), [told + 1] * ((told + 1) % 3_000))
+        assert (since and since[-1] in (told, told + 1)) or value in (
+            [told] * (told % 3_000),
+            [told + 1] * ((told + 1) % 3_000),
+        )

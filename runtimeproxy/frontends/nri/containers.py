@@ -111,6 +111,7 @@ class Draft:
         is_validated: Whether the runtime has shown the answers of all plugins together.
         is_undecided: Whether policies had no answer in time: they are asked again once it starts.
         pools: Katalyst's pools once they have heard of it; None if they have not, or its call has ended.
+        pod_uid: Of the pod in the pools.
         is_placed: Whether this call has placed it there.
     """
 
@@ -122,24 +123,25 @@ class Draft:
     is_validated: bool = False
     is_undecided: bool = False
     pools: NodePools | None = None
+    pod_uid: str = ""
     is_placed: bool = False
 
     def place(self, pools: NodePools | None, pod: PodRecord) -> None:
         """Places it in Katalyst's pools, before policies are asked."""
         if pools is not None and pools.is_on:
             view = recorded_container(replace(self.record, id=""), recorded_pod(pod))
-            self.pools, self.is_placed = pools, pools.create(view)
+            self.pools, self.pod_uid, self.is_placed = pools, pod.uid, pools.create(view)
 
-    def end_place(self, uid: str, *, is_made: bool) -> None:
+    def end_place(self, *, is_made: bool) -> None:
         """Its creation has ended; `is_made`: the runtime has it now."""
         pools, self.pools = self.pools, None
         if pools is None:
             return
-        pools.end(uid)
+        pools.end(self.pod_uid)
         if is_made:
-            pools.created(uid, self.record.name, self.record.id)
+            pools.created(self.pod_uid, self.record.name, self.record.id)
         elif self.is_placed:
-            pools.undo(uid, self.record.name)
+            pools.undo(self.pod_uid, self.record.name)
 
     def edit(self, change: Change) -> bool:
         """Puts a change into the reply; in any thread."""
@@ -232,7 +234,7 @@ class Containers:
             # That the runtime does not create it now is no failure of its.
             self._drafts.pop(record.id, None)
             self._unreported.pop((pod.id, record.name), None)
-            draft.end_place(pod.uid, is_made=False)
+            draft.end_place(is_made=False)
             if isinstance(error, RefusalError):
                 raise RefusedError(error.code, error.text) from error
             raise
@@ -262,8 +264,7 @@ class Containers:
     def _note_not_created(self, draft: Draft) -> None:
         self._state.failed_creates += 1
         pod = self._core.store.pods.get(draft.record.pod_id)
-        if pod is not None:
-            draft.end_place(pod.uid, is_made=False)
+        draft.end_place(is_made=False)
         if pod is not None and not draft.adjustment.is_empty:
             self._report_conflicts(draft, pod)
 
@@ -350,7 +351,7 @@ class Containers:
 
     def _keep(self, draft: Draft, pod: PodRecord) -> None:
         while len(self._drafts) >= MOST_DRAFTS:
-            del self._drafts[next(iter(self._drafts))]
+            self._drafts.pop(next(iter(self._drafts))).end_place(is_made=False)
         while len(self._unreported) >= MOST_DRAFTS:
             del self._unreported[next(iter(self._unreported))]
         self._drafts[draft.record.id] = draft
@@ -403,7 +404,7 @@ class Containers:
             self._state.undecided_containers += 1
         record = with_others_values(draft, message)
         store.containers.put(record)
-        draft.end_place(pod.uid, is_made=True)
+        draft.end_place(is_made=True)
         if draft.decided.fields is not None and (draft.decided.fields or draft.fitted):
             book_container(self._core, pod, record, draft.decided.fields, draft.fitted)
         if draft.is_late or draft.is_undecided:
@@ -665,6 +666,15 @@ class Containers:
                 return
             for work in resized(core, pod.cgroup_parent):
                 await work()
+
+    def end_places(self, pod_id: str | None = None) -> None:
+        """Katalyst's pools wait no longer for what a pod's creations come to; None: for those of all pods.
+
+        The runtime tells of no creation that has failed. One that is still made has a record then.
+        """
+        for draft in self._drafts.values():
+            if pod_id in (None, draft.record.pod_id):
+                draft.end_place(is_made=False)
 
     def forget(self, container_id: str) -> None:
         """The container is gone."""

@@ -261,6 +261,8 @@ class Plugin:
             return api_pb2.SynchronizeResponse(more=True)
         pods, containers = self._listed_pods, self._listed_containers
         self.forget_pieces()
+        # Whatever has become of what was being created: the lists, and later events, tell of it.
+        self._containers.end_places()
         inventory, store = self._core.inventory, self._core.store
         self._replace_records_of_others(pods, containers)
         known = [each for each in map(store.containers.get, containers) if each is not None]
@@ -412,6 +414,7 @@ class Plugin:
 
     async def _stop_pod_sandbox(self, request: Any, until_s: float) -> Message:  # noqa: ANN401
         record = self._core.store.pods.get(request.pod.id)
+        self._containers.end_places(request.pod.id)
         if record is not None and record.state is not Lifecycle.STOPPED:
             stopped = replace(record, state=Lifecycle.STOPPED)
             self._core.store.pods.put(stopped)
@@ -421,6 +424,7 @@ class Plugin:
 
     async def _remove_pod_sandbox(self, request: Any, until_s: float) -> Message:  # noqa: ANN401
         core, record = self._core, self._core.store.pods.get(request.pod.id)
+        self._containers.end_places(request.pod.id)
         if record is not None:
             members = core.store.containers.members(record.id)
             questions = [

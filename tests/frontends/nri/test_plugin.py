@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -49,6 +51,7 @@ from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Lifecycle
 from tests.frontends.cri_proxy.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy, waited
 from tests.hooks.asking import until
+from tests.ledger.test_pools import Site
 
 PATIENT_S = 30.0
 POD = nri.PodSandbox(
@@ -434,6 +437,42 @@ async def test_a_creation_that_the_runtime_undoes_is_reported_at_once_and_once(r
     again = await runtime.create(container(OTHER_ID))
     assert not again.HasField("linux")
     assert (runtime.state.failed_creates, len(runtime.audited(AuditKind.CONFLICT))) == (1, 1)
+
+
+@pytest.mark.parametrize("event", ["StopPodSandbox", "RemovePodSandbox", "Synchronize", "RemoveContainer"])
+async def test_katalysts_pools_wait_for_no_creation_whose_end_is_never_told(
+    runtime: Runtime, tmp_path: Path, event: str
+) -> None:
+    """The container is out of the pools at the next event that says anything of it."""
+    with ThreadPoolExecutor(1) as executor:
+        site = Site(tmp_path, executor)
+        site.store, site.is_recovered = runtime.around.store, True
+        async with site.daemon() as pools:
+            runtime.around.core.pools = pools
+            await runtime.send("RunPodSandbox", nri.RunPodSandboxRequest(pod=POD))
+            await runtime.create()
+            state = pools.state
+            assert state is not None
+            assert state.pods["u1"].containers.keys() == {"main"}
+            if event == "Synchronize":
+                await runtime.send(event, nri.SynchronizeRequest(pods=[POD]))
+            elif event == "RemoveContainer":
+                await runtime.about(event)
+            else:
+                await runtime.send(event, getattr(nri, f"{event}Request")(pod=POD))
+            state = pools.state
+            assert state is not None
+            pod = state.pods.get("u1")
+            assert pod is None or not pod.containers
+            # One that is made all the same is there by its record.
+            if event == "Synchronize":
+                await runtime.send(
+                    "PostCreateContainer", nri.PostCreateContainerRequest(pod=POD, container=container())
+                )
+                await site.until(pools, site.now_s)
+                state = pools.state
+                assert state is not None
+                assert [each.id for each in state.pods["u1"].containers.values()] == [CONTAINER_ID]
 
 
 async def test_a_plugin_that_has_gone_sets_nothing_any_more(runtime: Runtime) -> None:

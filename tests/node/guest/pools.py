@@ -19,13 +19,12 @@ import grpc
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.katalyst.levels import CPU_ENHANCEMENT, MEMORY_ENHANCEMENT, QOS_LEVEL
 from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU, QosLevel
-from runtimeproxy.katalyst.pools import PoolPod, PoolState, from_document, problems
+from runtimeproxy.katalyst.pools import PoolPod, PoolState, problems
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.ledger.journal import read_boot_id
 from runtimeproxy.ledger.pools import FILE as POOLS_FILE
-from runtimeproxy.ledger.pools import pools_file
+from runtimeproxy.ledger.pools import pools_file, saved_state
 from runtimeproxy.node.machine import read_cpus, read_memory
-from runtimeproxy.state.slot_file import VALUE
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 from tests.e2e.values import MIB, as_resources
 from tests.lab.cri_client import CriClient
@@ -273,7 +272,7 @@ def _expect_alone(title: str, node: Node) -> None:
 def _state() -> PoolState:
     topology = _topology()
     file = pools_file(_STATE.parent, read_boot_id())
-    found = file.load(lambda saved: from_document(saved[VALUE], topology))
+    found = file.load(lambda saved: saved_state(saved, topology))
     if found is None:
         raise UnexpectedError("no state of the pools is saved")
     return found
