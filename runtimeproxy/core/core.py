@@ -131,12 +131,7 @@ class Core:
         self.node = NodeSources(places_of(settings), threads.make("node"), api_server=inputs)
         self.audit = AuditQueues(sinks, (api_server.on_audit,) if api_server is not None else ())
         self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, servers, carried)
-        self._pool_policy_of: tuple[object, LoadedPolicy | None] = (None, None)
-        # What the configuration of pools was made of, and the configuration: each call asks for it.
-        self._pools_configured: tuple[tuple[object, ...], PoolConfiguration] = (
-            (None, None, None),
-            (PoolConfiguration()),
-        )
+        pools = ConfiguredPools(self.policies, self.node)
         self.policies.on_event.append(self._on_policies)
         journal = Journal(folder, boot_id)
         groups = ResctrlGroups(Path(settings.node.sysfs_root) / RESCTRL)
@@ -217,8 +212,8 @@ class Core:
             self.store,
             self.node,
             pools_file(folder, boot_id),
-            self._pool_configuration,
-            lambda: self._pool_policy() is not None,
+            pools.configuration,
+            lambda: pools.policy() is not None,
             self.inventory.recovered.is_set,
             self._is_idle,
             self.upkeep.evaluator.evaluate_now,
@@ -368,22 +363,6 @@ class Core:
     def _is_idle(self) -> bool:
         return not self.policies.is_loaded or self._is_standby()
 
-    def _pool_policy(self) -> LoadedPolicy | None:
-        """The policy that uses pools; None if it is not loaded, or off."""
-        policies = self.policies.chain.policies
-        if policies is not self._pool_policy_of[0]:
-            # Asked for each record that changes, and checks of a protocol are slow.
-            found = (each for each in policies if isinstance(each.policy, UsesCpuPools))
-            self._pool_policy_of = policies, next(found, None)
-        return self._pool_policy_of[1]
-
-    def _pool_configuration(self) -> PoolConfiguration:
-        node, loaded = self.node.latest, self._pool_policy()
-        made_of = node.levels, node.katalyst, loaded
-        if any(map(operator.is_not, made_of, self._pools_configured[0])):
-            self._pools_configured = made_of, pool_configuration(*made_of)
-        return self._pools_configured[1]
-
     def _on_node_changed(self, node: Node, changed: frozenset[Input]) -> None:
         if Input.KATALYST in changed and self.policies.is_loaded:
             self.store.use_levels(levels_in_force(self.policies.chain.policies, node))
@@ -446,6 +425,35 @@ class Core:
                 with suppress(ValueError):
                     return host_application_cgroup(each, node.cgroup_driver)
         return ""
+
+
+class ConfiguredPools:
+    """What is configured of Katalyst's pools: each call and each record that changes asks for it."""
+
+    def __init__(self, policies: PolicySet, node: NodeSources) -> None:
+        self._policies = policies
+        self._node = node
+        # What they were made of comes first; checks of a protocol are slow.
+        self._policy: tuple[object, LoadedPolicy | None] = (None, None)
+        self._configuration: tuple[tuple[object, ...], PoolConfiguration] = (
+            (None, None, None),
+            PoolConfiguration(),
+        )
+
+    def policy(self) -> LoadedPolicy | None:
+        """Returns the policy that uses pools; None if it is not loaded, or off."""
+        policies = self._policies.chain.policies
+        if policies is not self._policy[0]:
+            found = (each for each in policies if isinstance(each.policy, UsesCpuPools))
+            self._policy = policies, next(found, None)
+        return self._policy[1]
+
+    def configuration(self) -> PoolConfiguration:
+        node, loaded = self._node.latest, self.policy()
+        made_of = node.levels, node.katalyst, loaded
+        if any(map(operator.is_not, made_of, self._configuration[0])):
+            self._configuration = made_of, pool_configuration(*made_of)
+        return self._configuration[1]
 
 
 def pool_configuration(
