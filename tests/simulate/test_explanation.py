@@ -189,9 +189,31 @@ DRY_RUN_ONLY = {
 """A field that only a policy in dry-run would change."""
 
 
+WISHES = '{"a": {"resources": {"cpu_period_us": {"at_most": 100000}, "cpu_quota_us": 1000}}}'
+UNAPPLIED_ONLY = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "unapplied-only",
+        "namespace": "default",
+        "uid": "00000000-0000-0000-0002-000000000000",
+        "labels": {},
+        "annotations": {"test/first": WISHES},
+    },
+    "spec": {
+        "containers": [
+            {"name": "a", "image": "busybox", "env": [], "resources": {"requests": {"cpu": "2500m"}}}
+        ],
+        "initContainers": [],
+    },
+}
+"""A field that a policy would change in a way that it cannot have, and that the kubelet asks for."""
+
+
 @pytest.mark.slow
 @given(pods())
 @example(DRY_RUN_ONLY)
+@example(UNAPPLIED_ONLY)
 @settings(max_examples=100)
 def test_an_explanation_is_what_happened(stand: Stand, manifest: dict[str, Any]) -> None:
     check(stand, manifest)

@@ -305,11 +305,7 @@ class Explainer:
                 name = parameter_of(audited.field) or audited.field
                 field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
                 if not field.claims and isinstance(record, ContainerRecord):
-                    requested = shown(by_parameter(record.requested).get(name))
-                    if audited.field.startswith(f"{RESOURCES}."):
-                        requested = _resource(record.requested, audited.field)
-                    booked = field.booked or shown(by_parameter(record.booked).get(name))
-                    field.MergeFrom(api_pb2.ExplainedField(requested=requested, booked=booked))
+                    _add_message_values(field, record, audited.field)
                 field.claims.append(_dry_run_claim(audited))
         for owned, key, claim in self._dry_run_claims(subject):
             field = fields.setdefault(key.field, api_pb2.ExplainedField(name=key.field))
@@ -352,7 +348,11 @@ class Explainer:
             # The resources of a sandbox's message are not those of its pod's cgroup.
             parameter = parameter_of(each.field) if subject.level is not Level.POD else ""
             name = parameter or each.field
-            field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
+            if name not in fields:
+                fields[name] = api_pb2.ExplainedField(name=name)
+                if isinstance(subject.record, ContainerRecord):
+                    _add_message_values(fields[name], subject.record, each.field)
+            field = fields[name]
             field.unapplied.extend(unapplied_messages([each]))
             if each.cause is UnappliedCause.NEXT_START:
                 field.way = api_pb2.ExplainedField.WAY_NEXT_START
@@ -565,6 +565,15 @@ def _dry_run_claim(entry: AuditEntry) -> api_pb2.ExplainedClaim:
         effect_reason="the policy is in dry-run",
         mode=api_pb2.MODE_DRY_RUN,
     )
+
+
+def _add_message_values(field: api_pb2.ExplainedField, record: ContainerRecord, name: str) -> None:
+    """Adds what the kubelet asked for, and what the book has. `name`: of a message's field or a parameter."""
+    requested = shown(by_parameter(record.requested).get(field.name))
+    if name.startswith(f"{RESOURCES}."):
+        requested = _resource(record.requested, name)
+    booked = field.booked or shown(by_parameter(record.booked).get(field.name))
+    field.MergeFrom(api_pb2.ExplainedField(requested=requested, booked=booked))
 
 
 def _message_field(
