@@ -195,9 +195,9 @@ class _Building:
     def _give_advised(
         self, cpus: frozenset[int], counts: Mapping[str, int], numa_nodes: int
     ) -> frozenset[int]:
-        """Gives each pool what an advisor says that it needs, within what is there; returns what is left.
+        """Sizes each pool by its advice, within these CPUs; returns the CPUs that are left.
 
-        What no pool may have is left to `reclaim`, unless there is less than one CPU for each pool.
+        The reserve of `reclaim` goes to no other pool, unless there is less than one CPU for each pool.
         """
         reserve = max(0, min(self._reserve_each * numa_nodes, len(cpus) - len(counts)))
         requirements = Requirements(

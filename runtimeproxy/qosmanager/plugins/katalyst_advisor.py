@@ -36,7 +36,6 @@ from runtimeproxy.qosmanager.advisor.formulas import (
     split,
 )
 from runtimeproxy.qosmanager.advisor.recording import InputRecorder
-from runtimeproxy.qosmanager.advisor.usage import load_or_usage
 from runtimeproxy.qosmanager.plugin import (
     BE_CLASS,
     QUOTA,
@@ -292,7 +291,7 @@ class _Advising:
                 load += request / 1_000
                 continue
             usage += window.avg
-            load += load_or_usage(self._snapshot, pod.cgroup, length_s) or window.avg
+            load += _load_or_usage(self._snapshot, pod.cgroup, length_s) or window.avg
         most = self._available(name)
         if is_known and requested and not self._options.beyond_requests:
             most = min(most, -(-requested // 1_000))
@@ -457,3 +456,19 @@ def _memory_bytes(node: Node) -> int:
 
 def _headroom_claim(pool: str, name: PoolField, amount: int, reason: str) -> Claim:
     return Claim(Target(Level.POOL, pool), name, Role.SET, amount, reason=reason)
+
+
+def _load_or_usage(snapshot: Snapshot, cgroup: str, length_s: float) -> float | None:
+    """Return how many tasks of a cgroup run or wait, the mean of the last `length_s`; None: no samples.
+
+    The load where a source of samples has it. The kernel has none of a cgroup: then it is the usage in cores
+    and the share of time under CPU pressure (PSI), in which at least one task waits.
+    """
+    load = snapshot.metrics.window(cgroup, Metric.CPU_LOAD, length_s)
+    if load is not None:
+        return load.avg
+    usage = snapshot.metrics.window(cgroup, Metric.CPU_USAGE, length_s)
+    if usage is None:
+        return None
+    pressure = snapshot.metrics.window(cgroup, Metric.CPU_PRESSURE, length_s)
+    return usage.avg + (pressure.avg if pressure is not None else 0.0)

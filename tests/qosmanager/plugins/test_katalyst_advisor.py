@@ -275,7 +275,7 @@ def test_a_recording_leads_to_the_same_claims(tmp_path: Path) -> None:
 
 
 class Wrong(KatalystAdvisor):
-    """A model that fails, and then says what is no number."""
+    """A model that raises, and then returns NaN."""
 
     def run(self, snapshot: Snapshot, state: AdvisorState) -> Decision[AdvisorState]:
         if snapshot.now_s < 105.0:
