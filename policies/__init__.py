@@ -20,6 +20,7 @@ BUILT_IN: Final = (
     "policies.oom_score:OomScore",
     "policies.rdma_devices:RdmaDevices",
     "policies.resctrl:ResctrlPolicy",
+    "policies.startup_boost:StartupBoost",
     "policies.system_config:SystemConfig",
 )
 """The built-in policies as `module:Class`; those with `is_default` run unless they are disabled."""

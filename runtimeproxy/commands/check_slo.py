@@ -61,7 +61,10 @@ if TYPE_CHECKING:
 _NO_LABELS: Final = (
     "no labels of a node are known, so no node strategy applies: give its Node object, or --node-labels"
 )
-_PARTS: Final = ("cpu_burst", "cpu_qos", "memory_qos", "resctrl_qos", "network_qos", "blkio_qos", "eviction")
+_PARTS: Final = (
+    *("cpu_burst", "cpu_qos", "memory_qos", "resctrl_qos", "network_qos", "blkio_qos", "eviction"),
+    "startup_boost",
+)
 
 
 class Row(NamedTuple):

@@ -287,10 +287,19 @@ def _ledger_words(ledger: api_pb2.LedgerStatus) -> Words:
         words.append(Cell(f", {counts.failed_writes} failed", BAD))
     if ledger.yielded:
         words.append(Cell(f", {len(ledger.yielded)} left to other programs", DOUBTFUL))
+    words += _starts_words(ledger.starts)
     if ledger.HasField("change"):
         of = f"{counted(change.pods, 'pod')} ({', '.join(change.reasons)})"
         words.append(f"; changing {of}, {change.done} done, {change.failed} failed")
     return words
+
+
+def _starts_words(starts: api_pb2.StartsStatus) -> Iterator[str]:
+    """What pods have now while they start."""
+    for name, found in (("opening", starts.openings), ("start-up boost", starts.boosts)):
+        waiting = sum(bool(each.waits) for each in found)
+        if found:
+            yield f"; {counted(len(found) - waiting, name)}" + (f", {waiting} waiting" if waiting else "")
 
 
 def _reload_words(found: api_pb2.GetStatusResponse, now: datetime) -> Words:

@@ -304,6 +304,11 @@ class LedgerSettings:
     """Cgroup parameters (`cpu.cfs_burst_us`) that are written although koordlet is registered as a hook
     server; switch its feature gates for them off, which the log names. None by default: what koordlet
     writes is only observed."""
+    openings: Literal["off", "best-effort", "all"] = "best-effort"
+    """Which pods lift the bound of the best-effort class (a quota that a plugin claims, such as
+    `cpu-suppress`) by 1,000 millicores while they start. `best-effort`: those of the class; `all`: all pods,
+    as throttled tasks may hold locks of the kernel that other starts need; `off`: none. At most 2 pods at a
+    time, 20 s each and 6 in a minute. Without a bound nothing is lifted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -510,7 +515,7 @@ BUILT_IN_PLUGINS: Final = (
     *("cpu-suppress", "cpu-burst", "cpu-evict", "memory-evict"),
     *("katalyst-cpu-suppression", "katalyst-cpu-load", "katalyst-reclaimed-pressure"),
     *("katalyst-memory-pressure", "katalyst-rss-overuse", "profiling"),
-    *("katalyst-advisor", "katalyst-reporter"),
+    *("katalyst-advisor", "katalyst-reporter", "cpu-guard"),
 )
 FEATURE_GATES: Final[Mapping[str, bool]] = {
     "BECPUSuppress": True,

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
 from runtimeproxy.cgroups.resctrl import ResctrlGroups
@@ -27,12 +27,15 @@ from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
 from runtimeproxy.core.services import CoreServices
 from runtimeproxy.core.state import SavedState
 from runtimeproxy.hooks.allocator import SharePools, UsesCpuPools
+from runtimeproxy.hooks.boost import BoostsStarts
 from runtimeproxy.hooks.levels import levels_in_force
 from runtimeproxy.hooks.loading import PolicyLoader
 from runtimeproxy.hooks.modes import with_owner_modes
 from runtimeproxy.katalyst.levels import LevelRules, OnError
 from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
 from runtimeproxy.ledger.answer_audit import AnswerAudit
+from runtimeproxy.ledger.boosts import OWNER as BOOSTS
+from runtimeproxy.ledger.boosts import StartupBoosts
 from runtimeproxy.ledger.change_log import ClaimAudit
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.claim_places import ClaimPlaces
@@ -41,10 +44,13 @@ from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.network import network_control
+from runtimeproxy.ledger.openings import ClassOpenings, Starts
 from runtimeproxy.ledger.pools import POOL_INPUTS, NodePools, PoolConfiguration, pools_file
 from runtimeproxy.ledger.upkeep import Upkeep
+from runtimeproxy.node.idle_cpus import IdleCpus
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.node.sources import NodeSources
+from runtimeproxy.pods.checkpoint.codec import RowKind
 from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.records import Level
 from runtimeproxy.pods.store import PodStore
@@ -62,7 +68,6 @@ if TYPE_CHECKING:
     from runtimeproxy.katalyst.dynamic_config import KatalystConfig
     from runtimeproxy.node.api_server import ApiServerInputs
     from runtimeproxy.node.snapshot import Node
-    from runtimeproxy.pods.checkpoint.codec import RowKind
 
 
 class Runtime(ContainerStopper, PodClient, Protocol):
@@ -195,6 +200,29 @@ class Core:
             folder,
             boot_id,
         )
+        openings = ClassOpenings(
+            self.ledger,
+            self.store,
+            self.upkeep.in_worker,
+            self._is_idle,
+            self.leased.ready.is_set,
+            folder,
+            boot_id,
+        )
+        boosts = StartupBoosts(
+            self.ledger,
+            self.leased,
+            self.store,
+            lambda: self.node.latest,
+            FoundPolicy(self.policies, BoostsStarts),
+            self.inventory.cgroup_of,
+            self.upkeep.in_worker,
+            self._is_idle,
+            IdleCpus(Path(settings.node.procfs_root)),
+            folder,
+            boot_id,
+        )
+        self.starts = StartParts(openings, boosts)
         history = EvictionHistory(folder, boot_id, disk)
         self.evictor = Evictor(self.store, runtime, self.audit.claims, _bounds(settings), history)
         if api_server is not None:
@@ -231,6 +259,8 @@ class Core:
             allocations=allocations,
             pools=self.pools,
             network=network_upkeep,
+            openings=openings,
+            boosts=boosts,
         )
         self.state = SavedState(
             CheckpointSync(folder, self.inventory, self.ledger, disk, is_standby),
@@ -240,6 +270,8 @@ class Core:
             sysctls,
             history,
             self.leased,
+            openings,
+            boosts,
             self.policies.modes,
             AuditHistory(
                 folder, self.audit, disk, self._configured_modes, has_file=bool(settings.audit.file)
@@ -249,6 +281,7 @@ class Core:
         self.state.checkpoint.on_loaded = self._on_books_loaded
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
+        self.starts.openings.starts = Starts(settings.ledger.openings)
         self.upkeep.on_observed = self._on_observed
         self.node.on_change = StrategyAudit(self.audit, self.node, self._on_node_changed)
         note_record = self.store.on_change
@@ -257,10 +290,18 @@ class Core:
             if note_record is not None:
                 note_record(kind, identity, is_observed)
             self.pools.on_record(identity)
+            if kind is RowKind.CONTAINER:
+                openings.on_container(identity)
+                boosts.on_container(identity)
 
         self.store.on_change = on_record
         moves = CpuMoves(self.store, self.node, self.upkeep, allocations, self._is_idle, spawn)
-        self.node.on_pods_changed = moves.on_pods_changed
+
+        def on_pods_changed(node: Node, uids: Iterable[str]) -> None:
+            moves.on_pods_changed(node, uids)
+            boosts.on_pods_changed()
+
+        self.node.on_pods_changed = on_pods_changed
         self.inventory.on_complete += (moves.on_inventory, self._on_inventory, self._write_missed)
 
     @property
@@ -311,6 +352,7 @@ class Core:
         await self.policies.load(settings)
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
+        self.starts.openings.starts = Starts(settings.ledger.openings)
         audit_configured_modes(self.audit, before, self._configured_modes())
         self._spawn(self.leased.sync_all())
         self.evictor.bounds = _bounds(settings)
@@ -340,6 +382,8 @@ class Core:
             self._spawn(self.services.network.run())
         self._spawn(self.pools.run())
         self._spawn(self.leased.run())
+        self._spawn(self.starts.openings.run())
+        self._spawn(self.starts.boosts.run())
         self._spawn(self.upkeep.verify((Level.NODE, Level.QOS_CLASS)))
         self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
 
@@ -397,6 +441,7 @@ class Core:
             self.store.use_levels(levels_in_force(self.policies.chain.policies, self.node.latest))
             self.services.chain = self.policies.chain
             self.pools.look()
+            self._configure_owners()
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
         self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])
 
@@ -409,6 +454,10 @@ class Core:
 
     def _configure_owners(self) -> None:
         owners = owners_of(self.policies.settings)
+        boosting = self.starts.boosts.policy()
+        if boosting is not None and boosting.mode is Mode.DRY_RUN:
+            # What the policy leads to is claimed by this owner.
+            owners[BOOSTS] = owners[BOOSTS]._replace(mode=Mode.DRY_RUN)
         self.leased.configure(with_owner_modes(owners, self.policies.modes.present))
 
     def _on_observed(self, fields: Mapping[str, str]) -> None:
@@ -427,26 +476,42 @@ class Core:
         return ""
 
 
+class StartParts(NamedTuple):
+    """What pods and containers have while they start."""
+
+    openings: ClassOpenings
+    boosts: StartupBoosts
+
+
+class FoundPolicy:
+    """The policy of a kind, kept: each call asks for it, and checks of a protocol are slow."""
+
+    def __init__(self, policies: PolicySet, kind: type) -> None:
+        self._policies = policies
+        self._kind = kind
+        # What it was looked for in comes first.
+        self._found: tuple[object, LoadedPolicy | None] = (None, None)
+
+    def __call__(self) -> LoadedPolicy | None:
+        """Returns it; None if it is not loaded, or off."""
+        policies = self._policies.chain.policies
+        if policies is not self._found[0]:
+            found = (each for each in policies if isinstance(each.policy, self._kind))
+            self._found = policies, next(found, None)
+        return self._found[1]
+
+
 class ConfiguredPools:
-    """What is configured of Katalyst's pools: each call and each record that changes asks for it."""
+    """What is configured of Katalyst's pools: each call asks for it."""
 
     def __init__(self, policies: PolicySet, node: NodeSources) -> None:
-        self._policies = policies
+        self.policy = FoundPolicy(policies, UsesCpuPools)
         self._node = node
-        # What they were made of comes first; checks of a protocol are slow.
-        self._policy: tuple[object, LoadedPolicy | None] = (None, None)
+        # What it was made of comes first.
         self._configuration: tuple[tuple[object, ...], PoolConfiguration] = (
             (None, None, None),
             PoolConfiguration(),
         )
-
-    def policy(self) -> LoadedPolicy | None:
-        """Returns the policy that uses pools; None if it is not loaded, or off."""
-        policies = self._policies.chain.policies
-        if policies is not self._policy[0]:
-            found = (each for each in policies if isinstance(each.policy, UsesCpuPools))
-            self._policy = policies, next(found, None)
-        return self._policy[1]
 
     def configuration(self) -> PoolConfiguration:
         node, loaded = self._node.latest, self.policy()

@@ -133,13 +133,13 @@ def _io_cost(name: str, v2: str, reset: str, pattern: str) -> Declaration:
 
 
 DECLARED: tuple[Declaration, ...] = (
-    # The kernel refuses a weight while a group is idle, and kubelet and runtime write weights. 0 comes before
-    # a weight, 1 after it.
+    # The kernel refuses a weight while a group is idle, and kubelet and runtime write weights: of classes and
+    # containers, and of pods with requests; see `ClaimPlaces.find`. 0 comes before a weight, 1 after it.
     _number(
         "cpu.idle",
         0,
         maximum=1,
-        levels=frozenset({ClaimLevel.HOST_APPLICATION}),
+        levels=frozenset({ClaimLevel.HOST_APPLICATION, ClaimLevel.POD}),
         direction=Direction.SMALLER,
         koordlet="CoreSched",
         feature="idle",
@@ -214,6 +214,13 @@ DECLARED: tuple[Declaration, ...] = (
         name="memory.usage_in_bytes",
         v1=number("memory.usage_in_bytes"),
         v2=number("memory.current"),
+        writable=False,
+    ),
+    # In microseconds.
+    Declaration(
+        name="cpuacct.usage",
+        v1=formats.usage_v1("cpuacct.usage"),
+        v2=formats.usage_v2("cpu.stat"),
         writable=False,
     ),
     _memory("memory.min", 0),

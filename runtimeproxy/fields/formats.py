@@ -115,6 +115,23 @@ def number(file: str) -> FileFormat:
     return FileFormat(file, str, _number, lambda value, text: _number(text) == value)
 
 
+def usage_v1(file: str) -> FileFormat:
+    """CPU time that a cgroup has used, in microseconds. Source: Linux kernel/sched/cpuacct.c, nanoseconds."""
+    return FileFormat(file, str, lambda text: _number(text) // 1_000, lambda value, text: False)
+
+
+def usage_v2(file: str) -> FileFormat:
+    """The same of a file of lines, `usage_usec` one of them. Source: Linux kernel/cgroup/rstat.c."""
+
+    def decode(text: str) -> Value:
+        found = dict(line.split(None, 1) for line in text.splitlines() if " " in line)
+        if "usage_usec" not in found:
+            raise ValueError("has no usage")
+        return _number(found["usage_usec"])
+
+    return FileFormat(file, str, decode, lambda value, text: False)
+
+
 def number_or_max(file: str) -> FileFormat:
     return FileFormat(
         file,

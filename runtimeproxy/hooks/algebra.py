@@ -6,8 +6,10 @@ Each value that a policy gives for a field is a claim with a role:
 s1 = the set of the highest (priority, owner), else the base; CLEAR is the neutral value
 s2 = s1 if unlimited, else max(least, ceil(s1 / ratio)) by one scale
 s3 = s2 if unlimited, else s2 + the sum of all adds, each 0 <= add <= its ceil - s2
-s4 = the smallest of s3 and every at_most, which makes an unlimited value finite
+s4 = the smallest of s3 and every at_most + opening, which makes an unlimited value finite
 ```
+
+An opening lifts all bounds of a value for a short time, while pods start below it; it is 0 else.
 
 For lists of CPUs and NUMA nodes s4 is the members that s1 and every at_most share; if they share none, those
 of at_most. An empty list is unlimited: a cgroup without a list of its own has its parent's.
@@ -128,6 +130,7 @@ def resolve(
     *,
     rule: ConflictRule = ConflictRule.LATER,
     is_base_known: bool = True,
+    opening: int = 0,
 ) -> Resolved:
     """Return the value of a field.
 
@@ -137,6 +140,7 @@ def resolve(
         claims: in any order; those of one owner and role differ in nothing but their values.
         rule: whose set and whose scale counts: that of the last (priority, owner), or of the first.
         is_base_known: whether `base` can be calculated with. If not, only a set leads to a value.
+        opening: what is added to every at_most, in the unit of the field; 0 or more. None of a list.
     """
     given = tuple(claims)
     if not given:
@@ -155,7 +159,7 @@ def resolve(
     else:
         s2 = run.scale(s1)
         s3 = run.add(s2)
-        s4 = run.bound(s3)
+        s4 = run.bound(s3, opening)
     used, notes, steps = tuple(run.used), tuple(run.notes), (s1, s2, s3, s4)
     if not used:
         return Resolved(base, (), None, (), (), notes, steps, is_bounded=run.is_bounded)
@@ -267,7 +271,7 @@ class _Run:
                 total += added
         return value + total if isinstance(value, int) and total else value
 
-    def bound(self, value: _Amount) -> _Amount:
+    def bound(self, value: _Amount, opening: int) -> _Amount:
         bounds: list[tuple[int, Claim]] = []
         for claim in self._claims_of(Role.AT_MOST):
             problem = "" if self._is_unlimited(value) else self._problem(value)
@@ -278,7 +282,7 @@ class _Run:
             if problem or not isinstance(claim.value, int):
                 self._note(claim, ClaimOutcome.VOID, problem)
             else:
-                bounds.append((claim.value, claim))
+                bounds.append((claim.value + opening, claim))
         self.is_bounded = bool(bounds)
         result = value
         for bound, _ in bounds:
@@ -287,9 +291,14 @@ class _Run:
         for bound, claim in bounds:
             if bound == result and value != result:
                 self.used.append(claim)
+                self._note_opening(claim, bound, opening)
             else:
                 self._note(claim, ClaimOutcome.VOID, f"the value is {result} already")
         return result
+
+    def _note_opening(self, claim: Claim, bound: int, opening: int) -> None:
+        if opening:
+            self._note(claim, ClaimOutcome.CLAMPED, f"{claim.value} + {opening} while pods start = {bound}")
 
     def bound_list(self, value: _Amount) -> _Amount:
         bounding, shared = self._bounds_of_list(value)

@@ -77,6 +77,8 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
         "cpu-burst": BuiltIn(
             ("cpu.cfs_quota_us add container", "cpu.cfs_burst_us set container pod"),
         ),
+        # Of the daemon itself: `ledger.boosts`.
+        "startup-boost": BuiltIn(("cpu.cfs_quota_us add container",)),
         "cpu-evict": BuiltIn(may_evict=True),
         "memory-evict": BuiltIn(may_evict=True),
         "katalyst-advisor": BuiltIn(
@@ -85,6 +87,9 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
                 "cpu.cfs_quota_us at_most qos-class",
                 "memory.high at_most pod",
             )
+        ),
+        "cpu-guard": BuiltIn(
+            ("cpu.cfs_quota_us at_most qos-class", "cpuset.cpus at_most qos-class", "cpu.idle set pod")
         ),
         "katalyst-cpu-suppression": BuiltIn(may_evict=True),
         "katalyst-cpu-load": BuiltIn(may_evict=True),

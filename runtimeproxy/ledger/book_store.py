@@ -61,6 +61,8 @@ class Books:
             has a value of ours.
         starts_as_requested: Whether containers start with the kubelet's own values, as no message has others.
         updated_by_others: Whether the runtime may at any time write what its specifications hold.
+        openings_us: By cgroup, what is added to the bounds of its quota now; see `ledger.openings`. Replaced
+            as a whole.
     """
 
     def __init__(self, formats: Formats, boot_id: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,6 +83,7 @@ class Books:
         self.is_v1 = False
         self.starts_as_requested = False
         self.updated_by_others = False
+        self.openings_us: Mapping[Path, int] = {}
 
     # --- queries -----------------------------------------------------------------------------------------
 

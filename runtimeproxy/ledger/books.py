@@ -237,22 +237,31 @@ def is_saved_alike(one: Book, other: Book) -> bool:
     )
 
 
-def restored(book: Book, present: Mapping[str, FileText], formats: Formats) -> Book:
+def restored(book: Book, present: Mapping[str, FileText], formats: Formats, opening_us: int = 0) -> Book:
     """The book with the values of claims with a lease that were not saved: they lead to what the files hold.
 
     Nothing jumps then when such a claim goes on, and it is ours when it ends.
+
+    `opening_us`: what the process before this one has added to the bounds of its quota.
     """
     entries: dict[str, Entry] = {}
     for name, entry in book.entries.items():
         found = present.get(name)
         observed = formats.decode(name, found.text) if found is not None else None
         if observed is not None and any(claim.value is None for claim in entry.claims):
-            entries[name] = _restored(book, name, entry, observed, found, formats)
+            lifted = opening_us if name == QUOTA else 0
+            entries[name] = _restored(book, name, entry, observed, found, formats, lifted)
     return replace(book, entries={**book.entries, **entries}) if entries else book
 
 
 def _restored(
-    book: Book, name: str, entry: Entry, observed: Value, found: FileText | None, formats: Formats
+    book: Book,
+    name: str,
+    entry: Entry,
+    observed: Value,
+    found: FileText | None,
+    formats: Formats,
+    opening_us: int,
 ) -> Entry:
     known = entry._replace(claims=tuple(claim for claim in entry.claims if claim.value is not None))
     result = resolved(book.level, name, known, book.originals, found, formats)
@@ -266,6 +275,8 @@ def _restored(
                 steps = (*steps[:1], observed, *steps[2:])
             elif claim.role is Role.SCALE:
                 value = _ratio(steps[0], observed)
+            elif claim.role is Role.AT_MOST and isinstance(observed, int) and observed > opening_us:
+                value = observed - opening_us
             claims.append(claim._replace(value=value))
         else:
             claims.append(claim)
@@ -424,6 +435,7 @@ def plan_values(
     only_observed: Mapping[str, tuple[UnappliedCause, str]] = NO_VALUES,
     rule: ConflictRule = ConflictRule.LATER,
     fitted: Mapping[str, Value | None] = NO_VALUES,
+    opening_us: int = 0,
 ) -> Plan:
     """Plans the values of a cgroup, and its book after the write.
 
@@ -434,11 +446,12 @@ def plan_values(
         only_observed: Parameters that nothing is written to, such as those of another agent, with the reason.
         rule: Whose value applies when two policies set one parameter.
         fitted: Values in place of those that the claims come to; None: nothing is written.
+        opening_us: What is added to the bounds of its quota now.
     """
     new = _new_originals(book, present, formats)
     originals = {**book.originals, **new}
     results = {
-        name: resolved(book.level, name, entry, originals, present.get(name), formats, rule)
+        name: resolved(book.level, name, entry, originals, present.get(name), formats, rule, opening_us)
         for name, entry in book.entries.items()
         if entry.claims
     }
@@ -674,6 +687,7 @@ def resolved(
     found: FileText | None,
     formats: Formats,
     rule: ConflictRule = ConflictRule.LATER,
+    opening_us: int = 0,
 ) -> Resolved:
     base: Value | None = None
     is_known = True
@@ -684,7 +698,8 @@ def resolved(
         text = original.text if original is not None else None
         base = formats.decode(name, text) if text is not None else entry.requested
         is_known = base is not None
-    return resolve(name, base, entry.claims, is_base_known=is_known, rule=rule)
+    opening = opening_us if name == QUOTA else 0
+    return resolve(name, base, entry.claims, is_base_known=is_known, rule=rule, opening=opening)
 
 
 def change_of(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtimeproxy.cgroups.paths import cgroup_id, path_or_none
+from runtimeproxy.fields.tables import IDLE
 from runtimeproxy.ledger.answers import class_cgroups, target_of
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
@@ -59,6 +60,8 @@ class ClaimPlaces:
             ]
             if not found or path_or_none(found[-1].cgroup_parent) is None:
                 return f"no pod with the uid {key.target[:64]} runs, or its cgroup is not known"
+            if key.field == IDLE and kube_qos_class(found[-1].cgroup_parent) is not KubeQoSClass.BEST_EFFORT:
+                return f"{IDLE} is for pods that are BestEffort in Kubernetes: others have weights"
             return ClaimPlace(target_of(found[-1]))
         if key.level is ClaimLevel.QOS_CLASS:
             return self._class(key.target)

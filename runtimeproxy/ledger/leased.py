@@ -252,6 +252,7 @@ class LeasedClaims:
     Attributes:
         ready: Set once the claims of the process before this one are known.
         on_pool_claims: Called when claims on Katalyst's pools have changed.
+        withheld: What an owner of this process wants and does not claim yet.
         unwritten: Parameters that another agent of this node writes: claims on them are not applied.
         files: What outlives this process, beside the claims in the checkpoint.
     """
@@ -291,6 +292,7 @@ class LeasedClaims:
         self.owners: dict[str, OwnedClaims] = {}
         self.ready = asyncio.Event()
         self.on_pool_claims: Callable[[], None] = lambda: None
+        self.withheld: Callable[[], Iterable[Unapplied]] = lambda: ()
         self.unwritten: Mapping[str, str] = {}
         self._loading = asyncio.Lock()
         # Whether there may be claims in the books that no owner has.
@@ -322,7 +324,8 @@ class LeasedClaims:
                         yield owned, key, claim
 
     def unapplied(self) -> Iterator[Unapplied]:
-        # The claims that are taken and not in the books.
+        # The claims that are taken and not in the books, and those that an owner of this process withholds.
+        yield from self.withheld()
         for owned in tuple(self.owners.values()):
             if owned.owner.mode is not Mode.ENFORCE:
                 continue

@@ -211,6 +211,12 @@ class Ledger:
         known = self.books.find(path)
         return {path: known.book.entries if known is not None else {}}
 
+    def settle_bounds(self, paths: Iterable[Path]) -> None:
+        """Writes the quotas of cgroups whose opening has changed; those without claims are left alone."""
+        batch = {path: known.book.entries for path in paths if (known := self.books.find(path)) is not None}
+        if batch:
+            self._settlement.settle(batch)
+
     # --- comparisons -------------------------------------------------------------------------------------
 
     def repair(self, cgroup: str, *, is_explained: bool = True) -> None:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.core_scheduling import UNREADABLE
-from runtimeproxy.cgroups.paths import cgroup_id
+from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path
 from runtimeproxy.cgroups.processes import NOT_VISIBLE
 from runtimeproxy.cgroups.resctrl import FOREIGN
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
@@ -211,7 +211,7 @@ class Planner:
         valid = books.still_valid(book, present.values(), self._boot_id)
         if valid is not book:
             self._counts.renewed.add(book.level)
-        book = books.restored(valid, present, self._files)
+        book = books.restored(valid, present, self._files, self._store.openings_us.get(path, 0))
         only_observed = {
             name: (UnappliedCause.KOORDLET, BY_KOORDLET)
             for name in self._store.observed & book.entries.keys()
@@ -234,10 +234,15 @@ class Planner:
 
     def _plan(self, source: _Source, fitted: fitting.Changes = books.NO_VALUES) -> Plan:
         book, rule = source.book, self._store.rule
+        opening_us = self._store.openings_us.get(cgroup_path(book.id), 0)
         if fitted:
-            plain = books.plan_values(book, source.present, self._files, source.only_observed, rule)
+            plain = books.plan_values(
+                book, source.present, self._files, source.only_observed, rule, opening_us=opening_us
+            )
             book = books.with_fitted(book, plain.values, fitted)
-        return books.plan_values(book, source.present, self._files, source.only_observed, rule, fitted)
+        return books.plan_values(
+            book, source.present, self._files, source.only_observed, rule, fitted, opening_us
+        )
 
     def _written_by_others(
         self, path: Path, known: Known, book: Book, present: Mapping[str, FileText], cause: SettleCause

@@ -148,7 +148,7 @@ class ApiServerInputs:
     def saved(self) -> dict[str, Any]:
         return {
             "objects": [each.source for each in self._objects.values() if each is not None],
-            "pods": [pod._asdict() for pod in self.pods.values()],
+            "pods": [_saved(pod) for pod in self.pods.values()],
         }
 
     def restore(self, saved: Mapping[str, Any], reader: Reader) -> None:
@@ -208,6 +208,11 @@ class ApiServerInputs:
         return tuple(
             value._replace(file=self._name) for value in sorted(values, key=lambda value: value.name)
         )
+
+
+def _saved(pod: LivePod) -> dict[str, object]:
+    # What is ready is so at this moment only.
+    return {name: value for name, value in pod._asdict().items() if name != "ready"}
 
 
 _FIELDS: Final = {
@@ -392,7 +397,8 @@ def read_pod(document: object, node_name: str) -> LivePod | None:
             raise InputError("is not a whole number", "priority")
         requests = dict(_requests(spec))
     with within("status"):
-        if mapping_of(pod.get("status")).get("phase") in ("Succeeded", "Failed"):
+        status = mapping_of(pod.get("status"))
+        if status.get("phase") in ("Succeeded", "Failed"):
             return None
     return LivePod(
         uid=uid,
@@ -402,7 +408,29 @@ def read_pod(document: object, node_name: str) -> LivePod | None:
         annotations={sys.intern(key): text for key, text in annotations.items()},
         requests=requests,
         is_static=_MIRROR in annotations,
+        ready=frozenset(_ready(spec, status)),
     )
+
+
+def _ready(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
+    """The ids of containers that their probes call ready; without a probe one is ready when it runs.
+
+    What cannot be read is left out: it is about nothing else. Source: Kubernetes
+    staging/src/k8s.io/api/core/v1/types.go, ContainerStatus; its id is `RUNTIME://ID`.
+    """
+    probed = {
+        each.get("name")
+        for each in _mappings(spec.get("containers"))
+        if each.get("readinessProbe") or each.get("startupProbe")
+    }
+    for each in _mappings(status.get("containerStatuses")):
+        identity = each.get("containerID")
+        if each.get("ready") is True and each.get("name") in probed and isinstance(identity, str):
+            yield identity.rpartition("//")[2]
+
+
+def _mappings(value: object) -> Iterator[Mapping[str, Any]]:
+    yield from (each for each in (value if isinstance(value, list) else ()) if isinstance(each, dict))
 
 
 def _requests(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, int]]]:

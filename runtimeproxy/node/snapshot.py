@@ -215,6 +215,8 @@ class LivePod(NamedTuple):
     """By container, in the units of `Node.capacity`."""
     is_static: bool = False
     """Whether the kubelet runs it from a file: the API server cannot evict it."""
+    ready: frozenset[str] = frozenset()
+    """Ids of its containers that are ready, as probes say; of those without a probe nothing is known."""
 
 
 class PodLike(StrategyTraits, Protocol):

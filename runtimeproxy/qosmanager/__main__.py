@@ -149,10 +149,11 @@ def _sampler(configuration: Configuration) -> SampleSource:
     from pathlib import Path
 
     from runtimeproxy.cgroups.mounts import find_mounts
+    from runtimeproxy.qosmanager.samples.kernel_files import hybrid_mount
     from runtimeproxy.qosmanager.samples.sampler import Sampler
 
-    mounts = find_mounts(Path(configuration.settings.cgroups.root))
-    return Sampler(mounts, most_cpus=os.cpu_count() or 1)
+    root = Path(configuration.settings.cgroups.root)
+    return Sampler({**find_mounts(root), **hybrid_mount(root)}, most_cpus=os.cpu_count() or 1)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,15 @@ from runtimeproxy.qosmanager.snapshot import (
     PoolMember,
     Strategies,
 )
-from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
+from runtimeproxy.slo.schema import (
+    CgroupBase,
+    Colocation,
+    CpuBurstStrategy,
+    CpuGuard,
+    PodCpuBurst,
+    PodCpuGuard,
+    Threshold,
+)
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, parse_cpu_list
 from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_EXPLANATION_BYTES, ClaimKey
 
@@ -60,6 +68,8 @@ _STATES: Final = {
 _KUBE_QOS_CLASSES: Final = frozenset(map(str, KubeQoSClass))
 _SUB_PRIORITY: Final = "koordinator.sh/priority"
 """Label of a pod. Source: Koordinator apis/extension/constants.go."""
+_STARTUP_BOOST: Final = "startup-boost"
+"""The policy that raises limits of containers that start: it owns values of a pod meanwhile."""
 _INT32: Final = re.compile(r"-?[0-9]{1,10}")
 
 
@@ -68,6 +78,7 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
     fields = {each.path: each.value for each in message.strategies}
     burst, burst_problems = strategy_of(PodCpuBurst, "cpu_burst", fields)
     eviction, eviction_problems = strategy_of(PodEviction, "eviction", fields)
+    guard, guard_problems = strategy_of(PodCpuGuard, "cpu_guard", fields)
     priority = message.priority if message.HasField("priority") else None
     sub_priority = message.labels.get(_SUB_PRIORITY, "")
     kube_qos = _member(KubeQoSClass, message.kube_qos_class, KubeQoSClass.BURSTABLE)
@@ -89,12 +100,14 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
         cpus=_cpus(message.allocated_cpus),
         cpu_burst=burst,
         eviction=eviction,
+        cpu_guard=guard,
+        is_boosted=_STARTUP_BOOST in message.policies,
         created_s=message.created_at.ToMicroseconds() / 1e6 if message.HasField("created_at") else None,
         katalyst=_katalyst(message.katalyst) if message.HasField("katalyst") else None,
         has_known_requests=message.has_known_requests,
         requests=dict(message.requests),
     )
-    return pod, (*burst_problems, *eviction_problems)
+    return pod, (*burst_problems, *eviction_problems, *guard_problems)
 
 
 def _katalyst(message: api_pb2.KatalystLevel) -> KatalystTraits:
@@ -186,13 +199,21 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
     threshold, threshold_problems = strategy_of(Threshold, "threshold", fields)
     burst, burst_problems = strategy_of(CpuBurstStrategy, "cpu_burst", fields)
     colocation, colocation_problems = strategy_of(Colocation, "colocation", fields)
+    guard, guard_problems = strategy_of(CpuGuard, "cpu_guard", fields)
     strategies = Strategies(
+        cpu_guard=guard,
         threshold=threshold,
         cpu_burst=burst,
         colocation=colocation,
         host_applications=tuple(map(_host_application, message.host_applications)),
     )
-    problems = (*threshold_problems, *burst_problems, *colocation_problems, *eviction_problems)
+    problems = (
+        *threshold_problems,
+        *burst_problems,
+        *colocation_problems,
+        *eviction_problems,
+        *guard_problems,
+    )
     return node, strategies, problems
 
 

@@ -28,6 +28,7 @@ from runtimeproxy.qosmanager.claims import ClaimSession, claim_text
 from runtimeproxy.qosmanager.client import ClaimsRefusedError, DaemonAwayError, DaemonClient
 from runtimeproxy.qosmanager.framework import PluginRun, PluginRunner
 from runtimeproxy.qosmanager.plugin import (
+    GUARD,
     AnyPlugin,
     Claim,
     EvictionOutcome,
@@ -62,6 +63,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "profiling": f"{_PLUGINS}.profiling:Profiling",
     "katalyst-advisor": f"{_PLUGINS}.katalyst_advisor:KatalystAdvisor",
     "katalyst-reporter": f"{_PLUGINS}.katalyst_reporter:KatalystReporter",
+    "cpu-guard": f"{_PLUGINS}.cpu_guard:CpuGuardPlugin",
 }
 """The class of each plugin; its module is imported at the start."""
 SAMPLES_S: Final = 2.0
@@ -207,6 +209,8 @@ class _PluginEntry:
         self.has_run = False
         self._node_report: NodeReport | None = None
         self.explained_s = 0.0
+        self.threads_of: Sequence[str] = ()
+        self.is_guarding = False
 
     @property
     def report(self) -> PluginReport:
@@ -224,6 +228,16 @@ class _PluginEntry:
         )
 
     @property
+    def guards(self) -> bool:
+        """Whether it bounds BE pods, and not just says that it would."""
+        is_right = not self.runner.problem and not self.refused
+        return self.is_guarding and is_right and self.runner.mode is Mode.ENFORCE
+
+    @property
+    def followed_threads(self) -> Sequence[str]:
+        return self.threads_of if self.runner.mode is not Mode.OFF else ()
+
+    @property
     def node_report(self) -> NodeReport | None:
         """The last one; without a document while the plugin is left out, and None if it reports nothing."""
         if self._node_report is None or self.runner.mode is Mode.OFF:
@@ -235,6 +249,8 @@ class _PluginEntry:
         self.has_run = True
         if result is not None:
             self._node_report = result.decision.node_report
+        self.threads_of = result.decision.threads_of if result is not None else ()
+        self.is_guarding = result is not None and result.decision.is_guarding
 
     @property
     def state(self) -> str:
@@ -385,7 +401,13 @@ class QosManager:
             strategies=observed.strategies,
             metrics=self._sampler,
             cache_use=self._client.cache_use,
-            be_limit_cores=be_limit_cores(claim for entry in self._entries for claim in entry.session.claims),
+            be_limit_cores=be_limit_cores(
+                claim
+                for entry in self._entries
+                if entry.runner.plugin.name != GUARD
+                for claim in entry.session.claims
+            ),
+            is_guarded=any(entry.guards for entry in self._entries),
             source=observed.source,
         )
         for entry in self._entries:
@@ -405,6 +427,7 @@ class QosManager:
         needs = frozenset(
             need for runner in running if runner.is_enabled is not False for need in runner.plugin.needs
         )
+        self._sampler.follow_threads([each for entry in self._entries for each in entry.followed_threads])
         work = self._samples.submit(self._sampler.read, self._targets[1], needs)
         self._pass = asyncio.wrap_future(work)
         await asyncio.wait({self._pass}, timeout=SAMPLES_S)

@@ -54,6 +54,8 @@ class Claim(NamedTuple):
 
 QUOTA: Final = "cpu.cfs_quota_us"
 CPUS: Final = "cpuset.cpus"
+GUARD: Final = "cpu-guard"
+"""The plugin whose bound is no limit to those that evict for a lack of CPU."""
 BE_CLASS: Final = Target(Level.QOS_CLASS, KubeQoSClass.BEST_EFFORT.value)
 
 
@@ -125,6 +127,11 @@ class Decision(NamedTuple, Generic[StateT]):
     """By reason: uids of the pods that it is off for."""
     is_dry_run: bool = False
     """Whether the configuration of the cluster says that evictions are computed only."""
+    threads_of: Sequence[str] = ()
+    """Cgroups of which the run delay of threads is to be sampled (`Metric.CPU_RUN_DELAY`) from the next pass
+    on; the first ones if all have too many."""
+    is_guarding: bool = False
+    """Whether it bounds BE pods by what others feel: CPU suppress claims nothing meanwhile."""
 
 
 class Need(NamedTuple):
@@ -134,6 +141,8 @@ class Need(NamedTuple):
     metric: Metric
     longest_s: float
     """The longest of its windows."""
+    is_fresh: bool = False
+    """Each sample has to be of its own pass: none is taken from Malachite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

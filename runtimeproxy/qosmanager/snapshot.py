@@ -17,7 +17,15 @@ from runtimeproxy.katalyst.eviction_config import NO_EVICTION_CONFIG, EvictionCo
 from runtimeproxy.katalyst.names import RECLAIM, pool_and_numa_node
 from runtimeproxy.qos import DEFAULT_PRIORITIES, KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.slo.dynamic import asked_plugins
-from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
+from runtimeproxy.slo.schema import (
+    CgroupBase,
+    Colocation,
+    CpuBurstStrategy,
+    CpuGuard,
+    PodCpuBurst,
+    PodCpuGuard,
+    Threshold,
+)
 from runtimeproxy.slo.schema import PodEviction as PodEviction
 from runtimeproxy.vocabulary import ClaimLevel
 
@@ -97,6 +105,10 @@ class Pod:
     cpu_burst: PodCpuBurst = field(default_factory=PodCpuBurst)
     """With the pod's own annotation."""
     eviction: PodEviction = field(default_factory=PodEviction)
+    cpu_guard: PodCpuGuard = field(default_factory=PodCpuGuard)
+    """With the pod's own annotation."""
+    is_boosted: bool = False
+    """Whether a container of it starts with a larger limit than its own."""
     created_s: float | None = None
     """By `Snapshot.wall_s`; None: not known."""
     katalyst: KatalystTraits | None = None
@@ -273,6 +285,7 @@ class Strategies:
     threshold: Threshold = field(default_factory=Threshold)
     cpu_burst: CpuBurstStrategy = field(default_factory=CpuBurstStrategy)
     colocation: Colocation = field(default_factory=Colocation)
+    cpu_guard: CpuGuard = field(default_factory=CpuGuard)
     host_applications: tuple[HostApplication, ...] = ()
 
 
@@ -309,6 +322,9 @@ class Metric(StrEnum):
     """Share of the time in which some task waited for CPU, 0 to 1 (PSI)."""
     CPU_PRESSURE_FULL = "cpu_pressure_full"
     """Share of the time in which all tasks that had work waited for CPU, 0 to 1 (PSI); none of the node."""
+    CPU_RUN_DELAY = "cpu_run_delay"
+    """Of pods: what their threads waited for a CPU, of the time that they ran or waited, 0 to 1; below 0: a
+    counter fell. Only of pods that a plugin names: `Decision.threads_of`."""
     MEMORY_PRESSURE = "memory_pressure"
     """Share of the time in which some task waited for memory, 0 to 1 (PSI)."""
     MEMORY_PRESSURE_FULL = "memory_pressure_full"
@@ -368,6 +384,18 @@ class Metrics(Protocol):
         value = self.last(cgroup, metric, length_s)
         return None if value is None else Measured(value)
 
+    def timed(self, cgroup: str, metric: Metric, length_s: float) -> Sequence[tuple[float, float]]:
+        """Times and samples of the last `length_s` seconds, oldest first. Arguments as of `window`."""
+        return ()
+
+    def absence(self, cgroup: str, metric: Metric) -> str:
+        """Why there are no samples, as far as the node's files tell; empty: they do not. It reads files."""
+        return ""
+
+    def follow_threads(self, cgroups: Sequence[str]) -> None:
+        """Has the run delay of these cgroups' threads sampled from the next pass on, in this order."""
+        return
+
     def numa_windows(self, cgroup: str, length_s: float) -> Mapping[int, Window]:
         """The samples of `MEMORY_NUMA` by NUMA node; empty: there are none. Arguments as of `window`."""
         return {}
@@ -420,14 +448,20 @@ class Snapshot:
     cache_use: Mapping[str, CacheUse] = field(default_factory=dict)
     """By uid, of pods that the policy `resctrl` monitors; some seconds old."""
     be_limit_cores: float | None = None
-    """The bound of CPU suppress on all BE pods, by its effective claims; None: it bounds nothing."""
+    """The bound of CPU suppress on all BE pods, by its effective claims; None: it bounds nothing. That of the
+    CPU guard is none: it follows from load to load."""
+    is_guarded: bool = False
+    """Whether the CPU guard bounds BE pods by what others feel: CPU suppress claims nothing meanwhile."""
     source: SnapshotSource | None = field(default=None, repr=False, compare=False)
     """None: it was not made of messages, as in tests."""
 
     def asks_for(self, plugin: str) -> bool:
         """Whether the strategies ask for one of Koordinator's plugins, by its name."""
         bursts = (pod.cpu_burst.policy for pod in self.pods)
-        return plugin in asked_plugins(has_thresholds=self.strategies.threshold.enable, bursts=bursts)
+        strategies = self.strategies
+        return plugin in asked_plugins(
+            has_thresholds=strategies.threshold.enable, bursts=bursts, has_guard=strategies.cpu_guard.enable
+        )
 
 
 def sample_targets(pods: Iterable[Pod], node: Node, strategies: Strategies) -> dict[str, Level]:

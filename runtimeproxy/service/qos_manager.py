@@ -151,7 +151,10 @@ def wanted_plugins(settings: Settings, node: Node, pods: Iterable[PodRecord]) ->
     bursts: Iterable[CpuBurstPolicy] = ()
     if is_on["cpu-burst"]:
         bursts = (node.strategy_for(recorded_pod(pod)).cpu_burst.policy for pod in pods)
-    asked = asked_plugins(has_thresholds=node.strategies.threshold.enable, bursts=bursts)
+    strategies = node.strategies
+    asked = asked_plugins(
+        has_thresholds=strategies.threshold.enable, bursts=bursts, has_guard=strategies.cpu_guard.enable
+    )
     gated_on = {name for name in asked if is_on[name] and is_gated_on(name, gates)}
     return chosen | gated_on
 
@@ -184,7 +187,8 @@ def left_plugins(wanted: Iterable[str], settings: Settings, *, has_koordlet: boo
     for name in GATES.keys() & set(wanted) if has_koordlet else ():
         fields = {rule.partition(" ")[0] for rule in BUILT_IN[name].allow}
         if not fields or (fields & KOORDLETS_CLAIMS.keys()) - taken:
-            found[name] = f"koordlet is on this node, and does it (feature gate {GATES[name][0]})"
+            gate = (GATES[name] or GATES["cpu-suppress"])[0]
+            found[name] = f"koordlet is on this node, and does it (feature gate {gate})"
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Final
 from runtimeproxy.slo.names import (
     BLKIO_QOS,
     CPU_BURST,
+    CPU_GUARD,
     CPU_QOS,
     EVICTION_POLICY,
     EVICTION_PRIORITY,
@@ -23,6 +24,7 @@ from runtimeproxy.slo.names import (
     MEMORY_QOS,
     NETWORK_QOS,
     RESCTRL,
+    STARTUP_BOOST,
 )
 from runtimeproxy.slo.reading import (
     InvalidError,
@@ -44,8 +46,10 @@ from runtimeproxy.slo.schema import (
     MemoryQoSValues,
     Percent,
     PodCpuBurst,
+    PodCpuGuard,
     PodNetwork,
     PodResctrl,
+    PodStartupBoost,
     Range,
 )
 
@@ -101,6 +105,8 @@ _OVERLAYS: Final[Mapping[str, type]] = {
     MEMORY_QOS: PodMemoryQoS,
     NETWORK_QOS: PodNetwork,
     BLKIO_QOS: BlkioQoS,
+    CPU_GUARD: PodCpuGuard,
+    STARTUP_BOOST: PodStartupBoost,
 }
 """The annotations whose fields replace those of a strategy."""
 

@@ -14,21 +14,28 @@ GATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "cpu-burst": ("CPUBurst",),
         "cpu-evict": ("BECPUEvict", "CPUAllocatableEvict", "CPUEvict"),
         "memory-evict": ("BEMemoryEvict", "MemoryEvict", "MemoryAllocatableEvict"),
+        "cpu-guard": (),
     }
 )
-"""Koordinator's feature gates of each plugin: one of them is to be on. Source: its pkg/features."""
+"""Koordinator's feature gates of each plugin: one of them is to be on, if it has any. Source: its
+pkg/features."""
 QUOTA_BURST: Final = frozenset({CpuBurstPolicy.AUTO, CpuBurstPolicy.CFS_QUOTA_BURST_ONLY})
 """CPU burst by the quota, which moves from second to second. Source: koordlet's genOperationByContainer."""
 
 
-def asked_plugins(*, has_thresholds: bool, bursts: Iterable[CpuBurstPolicy]) -> frozenset[str]:
+def asked_plugins(
+    *, has_thresholds: bool, bursts: Iterable[CpuBurstPolicy], has_guard: bool = False
+) -> frozenset[str]:
     """The plugins that strategies ask for, by name.
 
-    `has_thresholds` is `enable` of `resource-threshold-config`; the policies are those of the pods that run.
+    `has_thresholds` is `enable` of `resource-threshold-config`, `has_guard` that of `cpu-guard-config`; the
+    policies are those of the pods that run.
     """
     found = {"cpu-suppress", "cpu-evict", "memory-evict"} if has_thresholds else set[str]()
     if not QUOTA_BURST.isdisjoint(bursts):
         found.add("cpu-burst")
+    if has_guard:
+        found.add("cpu-guard")
     return frozenset(found)
 
 

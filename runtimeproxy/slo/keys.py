@@ -36,12 +36,15 @@ from runtimeproxy.slo.schema import (
     CgroupPath,
     Colocation,
     CpuBurstStrategy,
+    CpuGuard,
     CpuNormalizationStrategy,
     HostApplication,
     HostApplications,
     MemoryQoSStrategy,
     PodCpuBurst,
+    PodCpuGuard,
     PodNetwork,
+    PodStartupBoost,
     QoSStrategy,
     Range,
     ResourceAmplification,
@@ -200,6 +203,15 @@ SECTIONS: Final = (
         pod_kind=PodCpuBurst,
         pod_names=("cpuBurstConfig", "cpuBurstStrategy", "strategy"),
     ),
+    # Koordinator has no such key, and leaves it alone.
+    Section(
+        "startup-boost-config",
+        "startup_boost",
+        PodStartupBoost(),
+        "",
+        pod_kind=PodStartupBoost,
+        pod_names=("startupBoostConfig", "startupBoostStrategy", "strategy"),
+    ),
     Section("system-config", "system", System(), "systemStrategy"),
     Section(
         "host-application-config",
@@ -209,6 +221,8 @@ SECTIONS: Final = (
         is_inline=True,
         is_checked=False,
     ),
+    # Of this project: Koordinator has no such key, and leaves it alone.
+    Section("cpu-guard-config", "cpu_guard", CpuGuard(), "", pod_kind=PodCpuGuard, pod_names=("strategy",)),
     Section("colocation-config", "colocation", Colocation(), "", is_inline=True),
     Section(
         "cpu-normalization-config",

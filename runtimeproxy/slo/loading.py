@@ -64,6 +64,8 @@ _BOOLS: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | d
 """Source: Go strconv.ParseBool."""
 _SWITCHED: Final = ("cpu_qos", "memory_qos", "resctrl_qos")
 _MAX_PERCENT: Final = 10_000
+_OF_PODS: Final = ("cpu_burst.", "qos.", "cpu_guard.", "startup_boost.")
+"""Paths whose provenance strategies of pods have, too."""
 
 
 class Text(NamedTuple):
@@ -139,13 +141,15 @@ class _Loading:
             values[section.attribute], of_section = _merged(section, self._layers(section))
             provenance |= of_section
         values["host_applications"] = values["host_applications"].applications
-        of_pods = {path: by for path, by in provenance.items() if path.startswith(("cpu_burst.", "qos."))}
+        of_pods = {path: by for path, by in provenance.items() if path.startswith(_OF_PODS)}
         values["pod_basis"] = PodBasis(
             classes=values["qos"],
             provenance=of_pods,
             burst_rules=self._rules("cpu-burst-config"),
             qos_rules=self._rules("resource-qos-config"),
             eviction_rules=self._rules("resource-threshold-config"),
+            guard_rules=self._rules("cpu-guard-config"),
+            boost_rules=self._rules("startup-boost-config"),
         )
         values["qos"] = _with_disabled(values["qos"], provenance)
         strategies = Strategies(**values, provenance=provenance)

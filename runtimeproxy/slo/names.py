@@ -38,6 +38,11 @@ EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
 EVICTION_ENABLED: Final = "koordinator.sh/eviction-enabled"
 """Label. Source: Koordinator apis/extension/constants.go."""
 
+CPU_GUARD: Final = "koordinator.sh/cpuGuard"
+"""Annotation of a pod, of this project: fields of `PodCpuGuard`. Koordinator has none like it."""
+STARTUP_BOOST: Final = "koordinator.sh/startupBoost"
+"""Annotation of this project; Koordinator has none like it."""
+
 MAX_ANNOTATION_VALUES: Final = 512
 """About its QoS: many times as many as the largest schema has fields."""
 MAX_ANNOTATION_LENGTH: Final = 16 << 10

@@ -24,6 +24,8 @@ _OF_PODS: Final = {
         " gpu-isolation-provider sandbox-runtime-class cpuBurst cpuQOS memoryQOS blkioQOS networkQOS"
         " eviction-policy eviction-priority oom-score-adj oom-score-adj-spec cgroup-override"
         " cgroup-override-skip"
+        " cpuGuard"
+        " startupBoost"
     ),
     "node.koordinator.sh": "extended-resource-spec resctrl",
     "pod.koordinator.sh": "replace-resources",

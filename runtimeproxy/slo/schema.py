@@ -190,6 +190,16 @@ class CpuBurstStrategy(PodCpuBurst):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodStartupBoost:
+    """`startup-boost-config`, and the annotation `koordinator.sh/startupBoost`: keys of this project."""
+
+    limit_percent: Annotated[int, Range(100, 10_000)] = 100
+    """The CPU limit of a container that starts, in percent of its own; 100: no boost."""
+    max_seconds: Annotated[int, Range(1, 600)] = 120
+    """How long at most, from its start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CpuQoS:
     """`cpuQOS` of a class, and the annotation `koordinator.sh/cpuQOS`. The defaults switch it off."""
 
@@ -423,6 +433,40 @@ class Threshold:
     cpu_evict_policy: CpuEvictPolicy = CpuEvictPolicy.REAL_LIMIT
     evict_enabled_priority_threshold: Annotated[int, Range(_INT32_MIN, INT32_MAX)] | None = None
     allocatable_evict_priority_threshold: Annotated[int, Range(0, 7_999)] | None = None
+
+
+_WHOLE_NODE: Final = "applies to the whole node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodCpuGuard:
+    """The part of the CPU guard that a pod may have of its own: the annotation `koordinator.sh/cpuGuard`."""
+
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("enable", "feedback", "floor_millicores", "idle_pods", "probe"), _WHOLE_NODE
+    )
+
+    target_pressure_milliseconds: Annotated[int, Range(1, 1_000)] | None = None
+    """How long in a second the pod may have runnable tasks on a CPU on which none of them runs, by PSI; None:
+    learnt."""
+    target_run_delay_percent: Annotated[int, Range(1, 100)] | None = None
+    """What its threads may wait, of the time that they run or wait, where there is no PSI; None: learnt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuGuard(PodCpuGuard):
+    """`cpu-guard-config`, a key of this project: what the plugin `cpu-guard` does."""
+
+    enable: bool = False
+    feedback: bool = True
+    """Whether BE pods are bounded by what others wait; else they are only made to yield."""
+    floor_millicores: Natural = 0
+    """What BE pods keep together in any case; at least 500, and a tenth of the node's CPUs."""
+    idle_pods: bool = True
+    """Whether BE pods run only when no other pod wants to: `cpu.idle`. Pods with batch resources keep the
+    weights that these give them."""
+    probe: bool = False
+    """Whether BE pods are at the floor for 5 s now and then, where nothing else tells what is usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from runtimeproxy.qos import KubeQoSClass, QoSClass, qos_class_with_default
 from runtimeproxy.slo.names import (
     BLKIO_QOS,
     CPU_BURST,
+    CPU_GUARD,
     CPU_QOS,
     EVICTION_ENABLED,
     EVICTION_POLICY,
@@ -25,6 +26,7 @@ from runtimeproxy.slo.names import (
     MEMORY_QOS,
     NETWORK_QOS,
     RESCTRL,
+    STARTUP_BOOST,
 )
 from runtimeproxy.slo.reading import Overlay, Path, Problem, build
 from runtimeproxy.slo.schema import (
@@ -32,14 +34,17 @@ from runtimeproxy.slo.schema import (
     BlkioQoS,
     Colocation,
     CpuBurstStrategy,
+    CpuGuard,
     CpuNormalizationStrategy,
     CpuQoS,
     HostApplication,
     MemoryQoSPolicy,
     MemoryQoSStrategy,
+    PodCpuGuard,
     PodEviction,
     PodNetwork,
     PodResctrl,
+    PodStartupBoost,
     QoSStrategy,
     System,
     Threshold,
@@ -76,6 +81,8 @@ _ANNOTATIONS: Final = (
     RESCTRL,
     EVICTION_POLICY,
     EVICTION_PRIORITY,
+    CPU_GUARD,
+    STARTUP_BOOST,
 )
 
 _Value = TypeVar("_Value")
@@ -159,6 +166,8 @@ class PodStrategy:
     blkio_qos: BlkioQoS = field(default_factory=BlkioQoS)
     """Of the pod's annotation only."""
     eviction: PodEviction = field(default_factory=PodEviction)
+    cpu_guard: PodCpuGuard = field(default_factory=PodCpuGuard)
+    startup_boost: PodStartupBoost = field(default_factory=PodStartupBoost)
     problems: tuple[Problem, ...] = ()
     """Annotations of the pod that are invalid, and so ignored."""
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False, compare=False)
@@ -185,7 +194,9 @@ class Strategies:
     system: System = field(default_factory=System)
     host_applications: tuple[HostApplication, ...] = ()
     colocation: Colocation = field(default_factory=Colocation)
+    cpu_guard: CpuGuard = field(default_factory=CpuGuard)
     cpu_normalization: CpuNormalizationStrategy = field(default_factory=CpuNormalizationStrategy)
+    startup_boost: PodStartupBoost = field(default_factory=PodStartupBoost)
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False, compare=False)
     """By dotted path, such as `qos.ls_class.cpu_qos.enable`; a missing one is a default."""
     pod_basis: PodBasis | None = field(default=None, repr=False)
@@ -197,7 +208,9 @@ class Strategies:
     def __post_init__(self) -> None:
         basis = self.pod_basis or PodBasis(classes=self.qos, provenance=self.provenance)
         object.__setattr__(self, "pod_parts", basis.parts())
-        object.__setattr__(self, "_pods", PodResolver(self.cpu_burst, basis))
+        object.__setattr__(
+            self, "_pods", PodResolver(self.cpu_burst, basis, self.cpu_guard, self.startup_boost)
+        )
 
     def provenance_of(self, path: str) -> Provenance:
         return self.provenance.get(path, BY_DEFAULT)
@@ -230,24 +243,40 @@ class PodBasis(NamedTuple):
     classes: QoSStrategy = PRODUCT_DEFAULTS
     """Before disabled classes are replaced by the values that switch them off."""
     provenance: Mapping[str, Provenance] = {}
-    """Of `cpu_burst` and of `qos`, as `classes` has it."""
+    """Of `cpu_burst`, `cpu_guard`, `startup_boost`, and of `qos`, as `classes` has it."""
     burst_rules: tuple[PodRule, ...] = ()
     qos_rules: tuple[PodRule, ...] = ()
     eviction_rules: tuple[PodRule, ...] = ()
+    guard_rules: tuple[PodRule, ...] = ()
+    boost_rules: tuple[PodRule, ...] = ()
 
     def parts(self) -> frozenset[str]:
         """The parts of `PodStrategy` that some pod strategy sets."""
         parts = {path[0] for rule in self.qos_rules for path in rule.values}
         parts |= {"cpu_burst"} if self.burst_rules else set()
         parts |= {"eviction"} if self.eviction_rules else set()
+        parts |= {"cpu_guard"} if self.guard_rules else set()
+        parts |= {"startup_boost"} if self.boost_rules else set()
         return frozenset(parts)
+
+
+_NO_BOOST: Final = PodStartupBoost()
 
 
 class PodResolver:
     """Resolves the strategies of pods for one state of the configuration; in any thread."""
 
-    def __init__(self, cpu_burst: CpuBurstStrategy, basis: PodBasis) -> None:
+    def __init__(
+        self,
+        cpu_burst: CpuBurstStrategy,
+        basis: PodBasis,
+        cpu_guard: CpuGuard,
+        startup_boost: PodStartupBoost = _NO_BOOST,
+    ) -> None:
         self._cpu_burst = cpu_burst
+        names = (each.name for each in fields(PodCpuGuard))
+        self._cpu_guard = PodCpuGuard(**{name: getattr(cpu_guard, name) for name in names})
+        self._startup_boost = startup_boost
         self._basis = basis
         self._remembered: dict[tuple[object, ...], PodStrategy] = {}
         self._length = 0
@@ -272,11 +301,14 @@ class PodResolver:
         burst = _first(basis.burst_rules, pod)
         qos = _first(basis.qos_rules, pod)
         eviction = _first(basis.eviction_rules, pod)
+        guard = _first(basis.guard_rules, pod)
+        boost = _first(basis.boost_rules, pod)
         texts = tuple(map(annotations.get, _ANNOTATIONS)) if annotations else ()
         label = pod.labels.get(EVICTION_ENABLED)
         enabled = None if label is None else label == "true"
         # By id, as rules live as long as this object: a rule's name may be the place of one without a name.
-        key = (pod.qos, pod.kube_qos, id(burst), id(qos), id(eviction), enabled, texts)
+        rules = tuple(map(id, (burst, qos, eviction, guard, boost)))
+        key = (pod.qos, pod.kube_qos, rules, enabled, texts)
         strategy = self._remembered.get(key)
         if strategy is None:
             resolving = _Resolving(pod, basis.classes, self._provenance_by_part)
@@ -287,6 +319,8 @@ class PodResolver:
             resolving.network_qos(qos)
             resolving.blkio_qos()
             resolving.eviction(eviction)
+            resolving.cpu_guard(self._cpu_guard, guard)
+            resolving.startup_boost(self._startup_boost, boost)
             strategy = resolving.result()
             self._remember(key, strategy, sum(len(text) for text in texts if text))
         return strategy
@@ -356,6 +390,13 @@ class _Resolving:
         self._note("cpu_burst", self._by_part.get("cpu_burst", {}))
         of_rule = rule.values if rule is not None else {}
         self._values["cpu_burst"] = self._with_own("cpu_burst", node, rule, of_rule, CPU_BURST)
+
+    def cpu_guard(self, node: PodCpuGuard, rule: PodRule | None) -> None:
+        own = {each.name for each in fields(node)}
+        of_node = {name: by for name, by in self._by_part.get("cpu_guard", {}).items() if name in own}
+        self._note("cpu_guard", of_node)
+        of_rule = rule.values if rule is not None else {}
+        self._values["cpu_guard"] = self._with_own("cpu_guard", node, rule, of_rule, CPU_GUARD)
 
     def cpu_qos(self, rule: PodRule | None) -> None:
         name = cpu_class(self._pod.qos, self._pod.kube_qos, self._classes)
@@ -449,6 +490,11 @@ class _Resolving:
             self._provenance["eviction.priority"] = _by(EVICTION_PRIORITY)
         if values:
             self._values["eviction"] = PodEviction(**values)
+
+    def startup_boost(self, node: PodStartupBoost, rule: PodRule | None) -> None:
+        self._note("startup_boost", self._by_part.get("startup_boost", {}))
+        of_rule = rule.values if rule is not None else {}
+        self._values["startup_boost"] = self._with_own("startup_boost", node, rule, of_rule, STARTUP_BOOST)
 
     def _with_own(
         self, part: str, value: _Value, rule: PodRule | None, of_rule: Overlay, annotation: str

@@ -96,6 +96,7 @@ def test_the_defaults() -> None:
             "failed_percent": 10.0,
             "lower_memory_limits": False,
             "take_from_koordlet": (),
+            "openings": "best-effort",
         },
         "state": {"dir": "/var/lib/koord-runtime-proxy", "resync_interval_s": 300.0},
         "audit": {"file": "", "max_bytes": 67_108_864, "keep": 4},

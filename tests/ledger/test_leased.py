@@ -913,3 +913,17 @@ def _quota(value: int) -> Any:
     from cri_api.runtime.v1 import api_pb2
 
     return api_pb2.LinuxContainerResources(cpu_quota=value, cpu_period=100_000)
+
+
+async def test_the_guard_makes_besteffort_pods_idle_and_no_others(node: Node) -> None:
+    def idle(uid: str) -> tuple[ClaimKey, Claim]:
+        claim = claim_of(Owner("cpu-guard"), "cpu.idle", Role.SET, "1", None, "")
+        return ClaimKey(ClaimLevel.POD, uid, "cpu.idle", Role.SET), claim
+
+    answer = await first(node, "cpu-guard", idle("u1"), idle("u2"))
+    assert [(each.place, each.reason) for each in answer.refused] == [
+        (1, "cpu.idle is for pods that are BestEffort in Kubernetes: others have weights")
+    ]
+    assert (node.read(POD, "cpu.idle"), node.read(LS, "cpu.idle")) == ("1", "0")
+    await node.leased.set(request("cpu-guard", 2, ended=[idle("u1")[0]]))
+    assert node.read(POD, "cpu.idle") == "0"

@@ -504,3 +504,28 @@ def test_priority_and_requests_are_known_for_its_pods() -> None:
     assert node.requests_of(POD) == {"app": {"memory": 7}}
     without = live._replace(priority=None)
     assert Node(live_pods={live.uid: without}).unknown_inputs((Input.PRIORITY,), POD) == (Input.PRIORITY,)
+
+
+def test_which_containers_are_ready() -> None:
+    """Of those with a probe: without one a container is ready when it runs."""
+    probe = {"httpGet": {"port": 80}}
+    document = pod(
+        containers=[
+            {"name": "probed", "readinessProbe": probe},
+            {"name": "slow", "startupProbe": probe},
+            {"name": "plain"},
+        ]
+    )
+    statuses: list[object] = [
+        {"name": "probed", "ready": True, "containerID": "containerd://aaa"},
+        {"name": "slow", "ready": False, "containerID": "containerd://bbb"},
+        {"name": "plain", "ready": True, "containerID": "containerd://ccc"},
+        {"name": "probed", "ready": True},
+        "garbage",
+    ]
+    found = read_pod({**document, "status": {"phase": "Running", "containerStatuses": statuses}}, NODE_NAME)
+    assert found is not None
+    assert found.ready == {"aaa"}
+    broken = read_pod({**document, "status": {"containerStatuses": {"a": 1}}}, NODE_NAME)
+    assert broken is not None
+    assert broken.ready == frozenset()

@@ -69,6 +69,7 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
         "oom-score",
         "rdma-devices",
         "resctrl",
+        "startup-boost",
         "system-config",
     }
     enabled = {name: PolicySettings(enabled=True) for name in others}

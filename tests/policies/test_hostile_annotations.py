@@ -36,6 +36,7 @@ from policies.network_qos import NetworkQoS
 from policies.oom_score import SCORE, SCORES, OomScore
 from policies.rdma_devices import RdmaDevices
 from policies.resctrl import ResctrlPolicy
+from policies.startup_boost import StartupBoost
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.katalyst.levels import (
@@ -69,6 +70,7 @@ from runtimeproxy.slo.names import (
     MEMORY_QOS,
     NETWORK_QOS,
     RESCTRL,
+    STARTUP_BOOST,
 )
 from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy, System
 from runtimeproxy.slo.schema import MemoryQoSStrategy as MemoryStrategy
@@ -189,6 +191,7 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "accelerators": lambda view: Accelerators().container(view, WITH_DEVICES),
     "cpu-normalization, pod": lambda view: CpuNormalization().pod(view.pod, NODE),
     "cpu-burst, pod": lambda view: CpuBurst().pod(view.pod, NODE),
+    "startup-boost": lambda view: StartupBoost().container(view, NODE),
     "group-identity, pod": lambda view: GroupIdentity().pod(view.pod, NODE),
     "core-sched": lambda view: CoreSched().container(view, CORE_SCHED_NODE),
     "cpu-idle, pod": lambda view: CpuIdle().pod(view.pod, NODE),
@@ -207,6 +210,7 @@ KEYS = (
     EXTENDED_RESOURCE_SPEC,
     DEVICE_ALLOCATED,
     CPU_BURST,
+    STARTUP_BOOST,
     CPU_QOS,
     MEMORY_QOS,
     BLKIO_QOS,

@@ -454,7 +454,8 @@ def test_all_policies_are_in_the_table() -> None:
     }
     # One is off where the kernel has group identity, one would change this machine's network
     # (`test_network_qos.py`), one needs pools (`test_katalyst_pools.py`), and one concerns no pod: see below.
-    others = {"cpu-idle", "katalyst-pools", "network-qos", "system-config"}
+    # That of starts is a claim with a lease (`test_startup_boost.py`).
+    others = {"cpu-idle", "katalyst-pools", "network-qos", "startup-boost", "system-config"}
     assert names | others == {policy.name for policy in built_in()}
 
 

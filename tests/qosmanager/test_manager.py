@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -29,6 +29,7 @@ from runtimeproxy.qosmanager.manager import (
     configured,
 )
 from runtimeproxy.qosmanager.plugin import (
+    GUARD,
     AnyPlugin,
     Claim,
     Decision,
@@ -111,12 +112,16 @@ class Reader(NoMetrics):
         self.cycles_problem = ""
         self.metrics_source = MetricsSource.KERNEL, ""
         self.urls: list[str] = []
+        self.threads: list[str] = []
         self.passes: list[tuple[Mapping[str, Level], frozenset[Need]]] = []
 
     def read(self, targets: Mapping[str, Level], needs: Iterable[Need]) -> object:
         self.passes.append((targets, frozenset(needs)))
         self.fails()
         return None
+
+    def follow_threads(self, cgroups: Sequence[str]) -> None:
+        self.threads = list(cgroups)
 
     def use_malachite(self, url: str) -> None:
         self.urls.append(url)
@@ -664,3 +669,55 @@ async def test_a_report_of_the_node_that_is_too_large_is_not_sent(serve: Serve) 
     last = manager.daemon.node_resources[-1]
     assert not last.json
     assert list(last.problems) == ["it has 786433 bytes, and the daemon takes at most 786432", "no GPUs"]
+
+
+class Guarding(Rising):
+    """Bounds BE pods by what others feel, as far as a test says so."""
+
+    is_guarding = True
+
+    def run(self, snapshot: Snapshot, state: int) -> Decision[int]:
+        decision = super().run(snapshot, state)
+        return decision._replace(is_guarding=self.is_guarding, threads_of=("/kubepods/podweb",))
+
+
+class Watching(Rising):
+    """Claims nothing."""
+
+    has_claims = False
+
+
+async def test_others_know_that_the_guard_bounds_be_pods(serve: Serve) -> None:
+    guard, other, reader = Guarding(GUARD), Watching("cpu-evict"), Reader()
+    async with serve(guard, other, reader=reader) as manager:
+        await manager.wait_for(lambda: other.snapshots and other.snapshots[-1].is_guarded)
+        # The guard's own bound is none to those that evict for a lack of CPU.
+        await manager.wait_for(lambda: manager.daemon.values(GUARD))
+        before = len(other.snapshots)
+        await manager.wait_for(lambda: len(other.snapshots) > before + 1)
+        assert {each.be_limit_cores for each in other.snapshots} <= {None}
+        await manager.wait_for(lambda: reader.threads == ["/kubepods/podweb"])
+        guard.is_guarding = False
+        await manager.wait_for(lambda: not other.snapshots[-1].is_guarded)
+        guard.is_guarding = True
+        await manager.wait_for(lambda: other.snapshots[-1].is_guarded)
+        manager.configure(f'[plugins.{GUARD}]\nmode = "dry-run"\n')
+        manager.manager.reload()
+        await manager.wait_for(lambda: not other.snapshots[-1].is_guarded)
+        manager.configure(f'[plugins.{GUARD}]\nmode = "off"\n')
+        manager.manager.reload()
+        await manager.wait_for(lambda: reader.threads == [])
+
+
+async def test_a_guard_that_fails_guards_nothing(serve: Serve) -> None:
+    failures: list[Exception] = []
+
+    def fails() -> None:
+        if failures:
+            raise failures[0]
+
+    guard, other = Guarding(GUARD, fails), Watching("cpu-evict")
+    async with serve(guard, other) as manager:
+        await manager.wait_for(lambda: other.snapshots and other.snapshots[-1].is_guarded)
+        failures.append(ValueError("no"))
+        await manager.wait_for(lambda: not other.snapshots[-1].is_guarded)

@@ -1,5 +1,7 @@
 """Draws all scenarios: `python -m tests.scenarios [FOLDER]`, one PNG each.
 
+And what a real kernel showed of waits for CPUs beside what the simulated one does: see `waiting.py`.
+
 `python -m tests.scenarios FOLDER RECORDING [ADVISOR]` draws what an advisor would have said on a recorded
 day: ADVISOR is a class such as `my_plugins.model:Advisor`, by default the built-in one.
 """
@@ -19,7 +21,7 @@ from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor
 from runtimeproxy.slo.schema import CpuSuppressPolicy
 from runtimeproxy.testing.node.replay import AdvisorReplay, replayed
 from runtimeproxy.testing.node.simulation import changes_of_direction
-from tests.scenarios import evictions, scenarios
+from tests.scenarios import evictions, scenarios, waiting
 from tests.scenarios.upstream import UpstreamBurst
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ SCENARIOS: Mapping[str, Callable[[], scenarios.Scenario]] = {
     "burst-buckets": scenarios.buckets,
     "burst-flapping": lambda: scenarios.flapping(UpstreamBurst),
     "memory-pressure": scenarios.memory_pressure,
+    "waits": scenarios.waits,
+    "guard-pressure": scenarios.guard,
+    "guard-run-delay": lambda: scenarios.guard(has_pressure=False),
     "day": scenarios.day,
     "service-day": scenarios.service_day,
     "service-day-dynamic-quota": lambda: scenarios.service_day("dynamic-quota"),
@@ -57,7 +62,6 @@ def draw(scenario: scenarios.Scenario, file: Path) -> None:
                 panel.plot(
                     [at_s / length_s for at_s in node.times_s], node.series[each], label=each, linewidth=0.9
                 )
-            panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
             if column == 0:
                 panel.set_ylabel(label)
@@ -70,6 +74,29 @@ def draw(scenario: scenarios.Scenario, file: Path) -> None:
         # Only now: it would fix the upper end, too.
         panel.set_ylim(bottom=0)
     figure.savefig(file, dpi=110)
+
+
+def draw_waits(file: Path) -> None:
+    """Draws the recorded runs beside the simulated ones: a row for each run, its seconds."""
+    from matplotlib.figure import Figure
+
+    found = waiting.recordings()
+    columns = {"run delay": 0, "pressure, full": 1, "p50 in ms": 2, "p99 in ms": 3}
+    figure = Figure(figsize=(3.2 * len(columns), 1 + 1.5 * len(found)), layout="constrained")
+    axes = figure.subplots(len(found), len(columns), sharex=True, squeeze=False)
+    figure.suptitle("Waits of a service for CPUs: recorded and simulated")
+    for row, recording in zip(axes, found, strict=True):
+        runs = {"recorded": waiting.recorded(recording)[1], "simulated": waiting.simulated(recording)[1]}
+        row[0].set_ylabel(recording.run.name, fontsize="small")
+        for panel, (label, index) in zip(row, columns.items(), strict=True):
+            for name, seconds in runs.items():
+                panel.plot([each[index] for each in seconds], label=name, linewidth=0.9)
+            panel.set_ylim(bottom=0)
+            panel.grid(alpha=0.3)
+            if row is axes[0]:
+                panel.set_title(label, fontsize="medium")
+    axes[0][0].legend(fontsize="small")
+    figure.savefig(file, dpi=90)
 
 
 def draw_replay(replay: AdvisorReplay, title: str, file: Path) -> None:
@@ -140,6 +167,8 @@ def draw_all(drawn: Mapping[str, Callable[[], scenarios.Scenario]], target: Path
         ran_s = time.perf_counter() - began
         draw(scenario, target / f"{name}.png")
         print(f"{target / name}.png: {scenario.node.now_s:g} simulated seconds in {ran_s:.1f} s")
+    draw_waits(target / "waits-recorded.png")
+    print(f"{target / 'waits-recorded'}.png: recorded / simulated\n{waiting.table(waiting.recordings())}")
 
 
 if __name__ == "__main__":

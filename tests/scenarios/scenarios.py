@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from runtimeproxy.katalyst.pools import PoolSettings
 from runtimeproxy.qos import QoSClass
+from runtimeproxy.qosmanager.plugin import AnyPlugin
 from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurstPlugin
+from runtimeproxy.qosmanager.plugins.cpu_guard import CpuGuardPlugin
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
 from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor, KatalystAdvisorOptions
 from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
 from runtimeproxy.qosmanager.snapshot import Strategies
-from runtimeproxy.slo.schema import CpuBurstPolicy, CpuSuppressPolicy, PodCpuBurst, Threshold
+from runtimeproxy.slo.schema import CpuBurstPolicy, CpuGuard, CpuSuppressPolicy, PodCpuBurst, Threshold
 from runtimeproxy.slo.schema import CpuBurstStrategy as BurstStrategy
-from runtimeproxy.testing.node.kernel import CPUS, QUOTA, OverTime, Workload, constant
+from runtimeproxy.testing.node.kernel import CPUS, QUOTA, SHARES, OverTime, Workload, constant
 from runtimeproxy.testing.node.pools import SimulatedPools
 from runtimeproxy.testing.node.simulation import SimulatedContainer, SimulatedNode, SimulatedPod
 from runtimeproxy.units import CPU_PERIOD_US, parse_cpu_list
@@ -232,6 +234,80 @@ def day(step_s: float = 30.0) -> Scenario:
     node.advance(7 * hour, step_s)
     panels = {"cores": ("LS used", "BE used", "BE CPUs"), "quota in cores": ("api quota",)}
     return Scenario("24 hours", node, panels)
+
+
+def service(name: str, cores: OverTime, *, request: int, threads: int = 32) -> SimulatedPod:
+    """An LS pod that takes requests of 2 ms at random times."""
+    workload = Workload(cores=cores, threads=threads, request_s=0.002, backlog_s=2.0)
+    container = SimulatedContainer(workload=workload, requests={"cpu": request})
+    return SimulatedPod(name=name, qos=QoSClass.LS, containers=[container])
+
+
+def watch_waits(node: SimulatedNode, pod: str) -> None:
+    """What a service feels: run delay, pressure, and its responses."""
+    before = [0.0, 0.0, 0.0]
+
+    def delay() -> float:
+        cgroup = node.cgroup(pod, 0)
+        ran_us, waited_us = cgroup.usage_us - before[0], cgroup.delay_us - before[1]
+        before[:2] = cgroup.usage_us, cgroup.delay_us
+        return 1_000 * waited_us / (ran_us + waited_us) if ran_us + waited_us > 0 else 0.0
+
+    def full() -> float:
+        total_us = node.cgroup(pod).pressure.totals_us[1]
+        grown_us, before[2] = total_us - before[2], total_us
+        return grown_us / 1_000
+
+    node.watch("run delay", delay)
+    node.watch("pressure, full", full)
+    node.watch("p50", lambda: node.response_ms(0.5, pod))
+    node.watch("p99", lambda: node.response_ms(0.99, pod))
+
+
+def waits_node(
+    plugins: Sequence[AnyPlugin], shares: int, seconds: int, *, has_pressure: bool = True
+) -> SimulatedNode:
+    """A service of 5 CPUs, then of 7, on 16 CPUs; BE pods that would use all come after two minutes."""
+    node = SimulatedNode(16, plugins=plugins, waits=True, has_pressure=has_pressure)
+    node.strategies = Strategies(
+        threshold=Threshold(enable=True, cpu_suppress_policy=CpuSuppressPolicy.CFS_QUOTA),
+        cpu_guard=CpuGuard(enable=True, idle_pods=False),
+    )
+    node.add_pod(service("web", noisy(between(5.0, 7.0, 240, 300), 0.02, 9), request=8_000))
+    node.kernel.write(node.cgroup().path, SHARES, shares)
+    node.watch("LS used", lambda: node.used_cores("web"))
+    node.watch("BE used", node.used_cores)
+    watch_waits(node, "web")
+    node.advance(120)
+    node.add_pod(best_effort("batch", 8.0))
+    node.add_pod(best_effort("crawler", 8.0))
+    node.advance(seconds - 120)
+    return node
+
+
+def guard(seconds: int = 480, shares: int = 512, *, has_pressure: bool = True) -> Scenario:
+    """What the CPU guard leaves BE pods, beside CPU suppress alone."""
+    panels = {
+        "cores": ("LS used", "BE used"),
+        "ms": ("p50", "p99"),
+        "thousandths": ("run delay", "pressure, full"),
+    }
+    node = waits_node([CpuGuardPlugin(), CpuSuppress()], shares, seconds, has_pressure=has_pressure)
+    other = waits_node([CpuSuppress()], shares, seconds, has_pressure=has_pressure)
+    title = f"The CPU guard by {'pressure' if has_pressure else 'run delay'}, BE pods at 6 % of the weight"
+    return Scenario(title, node, panels, other, "CPU suppress")
+
+
+def waits(seconds: int = 360, shares: int = 8_192) -> Scenario:
+    """What a service feels of BE pods that weigh as much as it does, with CPU suppress and without."""
+    panels = {
+        "cores": ("LS used", "BE used"),
+        "ms": ("p50", "p99"),
+        "thousandths": ("run delay", "pressure, full"),
+    }
+    node, other = waits_node([CpuSuppress()], shares, seconds), waits_node([], shares, seconds)
+    title = "What a service feels of BE pods of the same weight"
+    return Scenario(title, node, panels, other, "nothing")
 
 
 HOUR_S = 3_600.0

@@ -97,6 +97,9 @@ def test_there_are_as_many_fields_as_koordinator_has() -> None:
         "host-application-config": 6,
         "colocation-config": 20,
         "cpu-normalization-config": 2 + 4,
+        # Of this project.
+        "cpu-guard-config": 7,
+        "startup-boost-config": 2,
     }
 
 
@@ -319,10 +322,12 @@ def test_the_table_of_keys_is_complete() -> None:
         [
             "colocation-config",
             "cpu-burst-config",
+            "cpu-guard-config",
             "cpu-normalization-config",
             "host-application-config",
             "resource-qos-config",
             "resource-threshold-config",
+            "startup-boost-config",
             "system-config",
         ]
     )

@@ -52,6 +52,8 @@ BEFORE = good(
         "host-application-config": {"applications": [{"name": "nginx"}]},
         "colocation-config": {"enable": True},
         "cpu-normalization-config": {"enable": True},
+        "cpu-guard-config": {"clusterStrategy": {"enable": True}},
+        "startup-boost-config": {"clusterStrategy": {"limitPercent": 200}},
     }
 )
 

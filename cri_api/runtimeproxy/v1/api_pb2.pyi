@@ -1449,6 +1449,7 @@ class LedgerStatus(_message.Message):
     UNEVALUATED_PODS_FIELD_NUMBER: _builtins.int
     UNAPPLIED_FIELD_NUMBER: _builtins.int
     UNAPPLIED_VALUES_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
     is_enabled: _builtins.bool
     """Whether files are written at all (`cgroups.enabled`)."""
     cgroups: _builtins.int
@@ -1508,6 +1509,10 @@ class LedgerStatus(_message.Message):
     def unapplied(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnappliedValue]:
         """Values that are wanted and not in force now, those with a problem first; at most 100."""
 
+    @_builtins.property
+    def starts(self) -> Global___StartsStatus:
+        """What pods have while they start (`ledger.openings`, the policy `startup-boost`)."""
+
     def __init__(
         self,
         *,
@@ -1533,14 +1538,139 @@ class LedgerStatus(_message.Message):
         unevaluated_pods: _builtins.int = ...,
         unapplied: _abc.Iterable[Global___UnappliedValue] | None = ...,
         unapplied_values: _builtins.int = ...,
+        starts: Global___StartsStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "counts", b"counts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "counts", b"counts", "starts", b"starts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_pods", b"allocated_pods", "allocation_problem", b"allocation_problem", "cgroups", b"cgroups", "change", b"change", "change_problem", b"change_problem", "counts", b"counts", "cpu_mode_problem", b"cpu_mode_problem", "failed_writes", b"failed_writes", "hanging_files", b"hanging_files", "is_enabled", b"is_enabled", "journal_problem", b"journal_problem", "left", b"left", "observed", b"observed", "occupied_pods", b"occupied_pods", "sysctl_problems", b"sysctl_problems", "unapplied", b"unapplied", "unapplied_values", b"unapplied_values", "unevaluated", b"unevaluated", "unevaluated_pods", b"unevaluated_pods", "unknown_originals", b"unknown_originals", "values", b"values", "yielded", b"yielded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_pods", b"allocated_pods", "allocation_problem", b"allocation_problem", "cgroups", b"cgroups", "change", b"change", "change_problem", b"change_problem", "counts", b"counts", "cpu_mode_problem", b"cpu_mode_problem", "failed_writes", b"failed_writes", "hanging_files", b"hanging_files", "is_enabled", b"is_enabled", "journal_problem", b"journal_problem", "left", b"left", "observed", b"observed", "occupied_pods", b"occupied_pods", "starts", b"starts", "sysctl_problems", b"sysctl_problems", "unapplied", b"unapplied", "unapplied_values", b"unapplied_values", "unevaluated", b"unevaluated", "unevaluated_pods", b"unevaluated_pods", "unknown_originals", b"unknown_originals", "values", b"values", "yielded", b"yielded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LedgerStatus: _TypeAlias = LedgerStatus  # noqa: Y015
+
+@_typing.final
+class StartsStatus(_message.Message):
+    """What is given to pods that start, for a short time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENINGS_FIELD_NUMBER: _builtins.int
+    OPENED_FIELD_NUMBER: _builtins.int
+    NOT_OPENED_FIELD_NUMBER: _builtins.int
+    BOOSTS_FIELD_NUMBER: _builtins.int
+    BOOSTED_FIELD_NUMBER: _builtins.int
+    NOT_BOOSTED_FIELD_NUMBER: _builtins.int
+    BOOST_PROBLEM_FIELD_NUMBER: _builtins.int
+    opened: _builtins.int
+    """Number since the start, and of pods that had none although there was a bound."""
+    not_opened: _builtins.int
+    boosted: _builtins.int
+    """Number of boosts since the start, and of containers that had none."""
+    not_boosted: _builtins.int
+    boost_problem: _builtins.str
+    """Why boosts cannot be applied now; empty if they can."""
+    @_builtins.property
+    def openings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Opening]:
+        """Pods that lift the bound of the best-effort class now, or wait for that."""
+
+    @_builtins.property
+    def boosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Boost]:
+        """Containers with a start-up boost, or that wait for one; at most 100."""
+
+    def __init__(
+        self,
+        *,
+        openings: _abc.Iterable[Global___Opening] | None = ...,
+        opened: _builtins.int = ...,
+        not_opened: _builtins.int = ...,
+        boosts: _abc.Iterable[Global___Boost] | None = ...,
+        boosted: _builtins.int = ...,
+        not_boosted: _builtins.int = ...,
+        boost_problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boost_problem", b"boost_problem", "boosted", b"boosted", "boosts", b"boosts", "not_boosted", b"not_boosted", "not_opened", b"not_opened", "opened", b"opened", "openings", b"openings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartsStatus: _TypeAlias = StartsStatus  # noqa: Y015
+
+@_typing.final
+class Opening(_message.Message):
+    """A pod that starts below a bound."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POD_UID_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    pod_uid: _builtins.str
+    waits: _builtins.str
+    """Why it waits: `at-once`, `rate`; empty if it does not."""
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """Until when it lifts the bound; absent while it waits."""
+
+    def __init__(
+        self,
+        *,
+        pod_uid: _builtins.str = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        waits: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pod_uid", b"pod_uid", "until", b"until", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Opening: _TypeAlias = Opening  # noqa: Y015
+
+@_typing.final
+class Boost(_message.Message):
+    """A container with a start-up boost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    POD_UID_FIELD_NUMBER: _builtins.int
+    CONTAINER_ID_FIELD_NUMBER: _builtins.int
+    GIVEN_MILLICORES_FIELD_NUMBER: _builtins.int
+    ASKED_MILLICORES_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    target: _builtins.str
+    """Namespace, name, and the container."""
+    pod_uid: _builtins.str
+    container_id: _builtins.str
+    given_millicores: _builtins.int
+    """What is added, and what was asked for."""
+    asked_millicores: _builtins.int
+    waits: _builtins.str
+    """Why it waits: `no-room`, `unknown-idle`, `often`; empty if it does not."""
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """When it ends at the latest."""
+
+    def __init__(
+        self,
+        *,
+        target: _builtins.str = ...,
+        pod_uid: _builtins.str = ...,
+        container_id: _builtins.str = ...,
+        given_millicores: _builtins.int = ...,
+        asked_millicores: _builtins.int = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        waits: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_millicores", b"asked_millicores", "container_id", b"container_id", "given_millicores", b"given_millicores", "pod_uid", b"pod_uid", "target", b"target", "until", b"until", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Boost: _TypeAlias = Boost  # noqa: Y015
 
 @_typing.final
 class PodProblem(_message.Message):

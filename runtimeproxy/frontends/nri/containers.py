@@ -95,6 +95,8 @@ MOST_HUNG_S: Final = 60.0
 FIRST_PAUSE_S: Final = 0.02
 """Between two checks whether they still hang; it grows by a fifth."""
 LONGEST_PAUSE_S: Final = 1.0
+BOOST_S: Final = 0.5
+"""How long a program waits for its start-up boost, which takes a write of two files."""
 MOST_OWNED: Final = 1000
 """Of the remembered fields of other plugins."""
 CREATE: Final = Origin("CreateContainer")
@@ -463,6 +465,9 @@ class Containers:
         await self._verify(record, pod)
         for work in on_container_started(core, record, decided, START):
             await work()
+        if core.boosts is not None:
+            left_s = until_s - asyncio.get_running_loop().time()
+            await core.boosts.settled(record.id, min(BOOST_S, max(left_s, 0.0)))
         if record.id in self._services.undecided:
             self._services.undecided.discard(record.id)
             await core.evaluator.evaluate_pod(pod.id)

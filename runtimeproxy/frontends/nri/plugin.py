@@ -353,6 +353,7 @@ class Plugin:
         pools = core.pools if core.pools is not None and core.pools.is_on else None
         if services.is_standby():
             pools = None
+        core.begin_start(record.uid, record.cgroup_parent)
         is_placed = pools is not None and pools.admit(recorded_pod(record))
         try:
             decision = await services.ask(question, until_s, RUN)
@@ -363,6 +364,7 @@ class Plugin:
                 pools.end(record.uid)
                 if is_placed:
                     pools.undo(record.uid)
+            core.end_start(record.uid)
             if isinstance(error, RefusalError):
                 raise RefusedError(error.code, error.text) from error
             raise

@@ -28,6 +28,7 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.cgroup_tree import CgroupTree, ContainerCgroup
+    from runtimeproxy.ledger.openings import ClassOpenings
     from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
@@ -64,6 +65,7 @@ class Follower(CgroupListener):
         upkeep: Asks the policies, and writes what follows.
         since_s: When this mode began on this node, in seconds since the epoch: the creation values of what is
             made from then on are the kubelet's own, as no message is changed in this mode.
+        openings: Is told of pods that start; None: nothing is.
 
     Attributes:
         tree: Set before `start`.
@@ -78,16 +80,19 @@ class Follower(CgroupListener):
         client: GrpcRuntimeClient,
         spawn: Spawn,
         since_s: float,
+        openings: ClassOpenings | None = None,
     ) -> None:
         self.events = RuntimeEvents(client, self.take, inventory.compare_soon)
         self._inventory = inventory
         self._upkeep = upkeep
         self._client = client
         self._spawn = spawn
+        self._openings = openings
         self._changed_pods = Repeated()
         # Containers whose program runs, as their cgroups tell, before the runtime has said so.
         self._started: set[str] = set()
-        self._present: set[str] = set()
+        # Those in the tree, by id, with the uid of their pod.
+        self._present: dict[str, str] = {}
         self._written = Repeated()
         # Cgroups of the first scan, until lists have been read.
         self._unlisted: dict[str, ContainerCgroup] = {}
@@ -200,8 +205,18 @@ class Follower(CgroupListener):
 
     def on_made(self, container: ContainerCgroup) -> None:
         # Its details are there when it starts.
-        self._present.add(container.id)
+        if self._openings is not None and self._is_first(container):
+            self._openings.on_starting(container.pod_uid, container.cgroup.rpartition("/")[0])
+        self._present[container.id] = container.pod_uid
         self._spawn(self._learn(container))
+
+    def _is_first(self, container: ContainerCgroup) -> bool:
+        """Whether nothing of its pod has run yet."""
+        if container.pod_uid in self._present.values():
+            return False
+        pods = self._store.pods.members(container.pod_uid)
+        boxes = (box for pod in pods for box in self._store.containers.members(pod.id))
+        return all(box.state is Lifecycle.CREATED for box in boxes)
 
     def on_started(self, container: ContainerCgroup) -> None:
         known = self._store.containers.get(container.id)
@@ -213,7 +228,7 @@ class Follower(CgroupListener):
 
     def on_removed(self, container: ContainerCgroup) -> None:
         self._started.discard(container.id)
-        self._present.discard(container.id)
+        self._present.pop(container.id, None)
         known = self._store.containers.get(container.id)
         if known is not None and known.state is not Lifecycle.STOPPED:
             # The runtime may say so only later, and never whether it is removed.

@@ -71,7 +71,7 @@ class Standalone(FrontEnd):
 
         run = asyncio.get_running_loop().run_in_executor
         since_s = await run(threads.background, begun_s, Path(settings.state.dir), self.mode)
-        follower = Follower(core.inventory, core.upkeep, client, spawn, since_s)
+        follower = Follower(core.inventory, core.upkeep, client, spawn, since_s, core.starts.openings)
         has_runtime = bool(settings.proxy.runtime_endpoint)
         listener = follower if has_runtime else ClassesOnly(core.store, core.upkeep.evaluator)
         follower.tree = CgroupTree(Path(settings.cgroups.root), listener, threads.make("cgroup-tree"))

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from runtimeproxy.config.parsing import TcpAddress, parse_listen
 from runtimeproxy.documents.files import replace_file
 from runtimeproxy.qos import DEFAULT_PRIORITY_CLASSES, PriorityClass
+from runtimeproxy.qosmanager.listening import MetricsListener, listen_problem
 from runtimeproxy.qosmanager.plugin import Decision, Mode, Need, Plugin, PluginContext
 from runtimeproxy.qosmanager.profiling.interference import Interference, PodHistory, Signal, judged
 from runtimeproxy.qosmanager.profiling.node_metric import (
@@ -47,7 +47,6 @@ from runtimeproxy.slo.schema import MemoryCollectPolicy
 from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 TRAINING_S: Final = 60.0
@@ -128,16 +127,17 @@ class Profiling(Plugin[ProfilingState]):
 
     def __init__(self) -> None:
         self._options = ProfilingOptions()
-        self.metrics = MetricsListener()
+        self.collector = ProfileCollector()
+        self.metrics = MetricsListener(
+            self.collector, lambda metrics: partial(_answer, self.collector, metrics)
+        )
 
     def option_problems(self, options: ProfilingOptions) -> Sequence[tuple[str, str]]:
         problems: list[tuple[str, str]] = []
         if options.folder and not Path(options.folder).is_absolute():
             problems.append(("folder", "is not an absolute path"))
-        try:
-            _tcp_address(options.metrics_listen)
-        except ValueError as error:
-            problems.append(("metrics_listen", str(error)))
+        if problem := listen_problem(options.metrics_listen):
+            problems.append(("metrics_listen", problem))
         return problems
 
     def setup(self, context: PluginContext) -> ProfilingState:
@@ -166,7 +166,7 @@ class Profiling(Plugin[ProfilingState]):
         except ValueError as error:
             problems.append(str(error))
         profile = self._profile(snapshot, state, now, usual)
-        state.profile = self.metrics.collector.profile = profile
+        state.profile = self.collector.profile = profile
         problems += self._write(snapshot, state, profile)
         suffering = sum(pod.interference is not None for pod in profile.pods)
         explanation = (
@@ -182,7 +182,7 @@ class Profiling(Plugin[ProfilingState]):
         if last is None or not is_degraded(snapshot.wall_s - last.wall_s, snapshot.strategies.colocation):
             return missing
         profile = replace(last, batch=NOTHING, mid=NOTHING)
-        state.profile = self.metrics.collector.profile = profile
+        state.profile = self.collector.profile = profile
         state.published = None
         problems = self._write(snapshot, state, profile)
         return "; ".join([f"{missing}: batch and mid resources are taken back", *problems])
@@ -360,14 +360,6 @@ def _models_file(folder: str) -> StateFile:
     return StateFile(Path(folder) / _MODELS_FILE, "predictions begin anew")
 
 
-def _tcp_address(text: str) -> TcpAddress | None:
-    """The address to listen on; None for an empty text. Raises ValueError."""
-    address = parse_listen(text)
-    if address is None or isinstance(address, TcpAddress):
-        return address
-    raise ValueError(f"{text!r} is not an address and a port")
-
-
 def _answer(
     collector: ProfileCollector, metrics: WSGIApplication, environ: WSGIEnvironment, start: StartResponse
 ) -> Iterable[bytes]:
@@ -382,37 +374,3 @@ def _answer(
         return []
     start("200 OK", [("Content-Type", "application/json")])
     return [json.dumps(node_metric(collector.profile)).encode()]
-
-
-class MetricsListener:
-    """Serves the last profile to Prometheus, and as a NodeMetric; outlives the plugin's state."""
-
-    def __init__(self) -> None:
-        self.collector = ProfileCollector()
-        self._address = ""
-        self._server: WSGIServer | None = None
-
-    def listen(self, address: str) -> None:
-        """Serves at this address only; nowhere if it is empty. Raises ValueError or OSError."""
-        if address == self._address and self._server is not None:
-            return
-        self.close()
-        parsed = _tcp_address(address)
-        if parsed is not None:
-            from prometheus_client import (
-                make_wsgi_app,
-                start_http_server,
-            )  # Takes long to import, and is off by default.
-            from prometheus_client.core import CollectorRegistry
-
-            registry = CollectorRegistry()
-            registry.register(self.collector)
-            server, _ = start_http_server(parsed.port, parsed.host, registry)
-            server.set_app(partial(_answer, self.collector, make_wsgi_app(registry)))
-            self._server, self._address = server, address
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from runtimeproxy.cgroups.mounts import Mount
@@ -157,6 +158,13 @@ def decode_pressure(contents: Sequence[bytes]) -> Numbers:
     if found is None:
         raise ValueError("no pressure")
     return tuple(int(total) for total in found.groups() if total is not None)
+
+
+def decode_pressure_of_hybrid(contents: Sequence[bytes]) -> Numbers:
+    """A pressure file beside hierarchies of version 1, and cgroup.events: without processes it is empty."""
+    if b"populated 1" not in contents[1]:
+        raise ValueError("no processes in this hierarchy")
+    return decode_pressure(contents)
 
 
 def decode_proc_stat(contents: Sequence[bytes]) -> Numbers:
@@ -314,12 +322,33 @@ PRESSURE_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
 }
 
 
+UNIFIED: Final = "unified"
+"""Stands for a hierarchy of version 2 without controllers, beside those of version 1. runc joins it (runc
+libcontainer/cgroups/fs/paths.go), and pressure needs no controller."""
+HYBRID_PRESSURE_SOURCES: Final = tuple(
+    FileGroup(
+        metrics,
+        ((UNIFIED, file), (UNIFIED, "cgroup.events")),
+        decode_pressure_of_hybrid,
+        rate=_rate_of_pressure,
+    )
+    for file, metrics in _PRESSURES
+)
+
+
+def hybrid_mount(root: Path) -> Mapping[str, Mount]:
+    """The hierarchy of version 2 beside those of version 1, if it has pressure files; else nothing."""
+    folder = root / "unified"
+    return {UNIFIED: Mount(2, folder.resolve())} if (folder / "cpu.pressure").exists() else {}
+
+
 def cgroup_sources(mounts: Mapping[str, Mount]) -> tuple[FileGroup, ...]:
     """The sources that cgroups have on a node with these mounts; of a controller that is not mounted none."""
     found: list[FileGroup] = []
     if "cpu" in mounts:
         found += CPU_SOURCES[mounts["cpu"].version]
-        found += PRESSURE_SOURCES[mounts["cpu"].version]
+        is_hybrid = mounts["cpu"].version == 1 and UNIFIED in mounts
+        found += HYBRID_PRESSURE_SOURCES if is_hybrid else PRESSURE_SOURCES[mounts["cpu"].version]
     if "memory" in mounts:
         found += MEMORY_SOURCES[mounts["memory"].version]
     return tuple(each for each in found if all(controller in mounts for controller, _ in each.files))

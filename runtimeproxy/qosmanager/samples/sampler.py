@@ -30,6 +30,7 @@ from runtimeproxy.qosmanager.samples.kernel_files import (
     node_sources,
 )
 from runtimeproxy.qosmanager.samples.reader import FileReading, Loss, PassReader, SourceFiles
+from runtimeproxy.qosmanager.samples.waits import Delay, RunDelays, pressure_problem, process_folder
 from runtimeproxy.qosmanager.samples.windows import Ring, summarize
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Measured, Metric, Window
 from runtimeproxy.vocabulary import MetricsSource
@@ -72,7 +73,7 @@ class _Series:
     """One source of one cgroup: its files, its counters of before, and its samples."""
 
     __slots__ = (
-        *("at_s", "capacity", "cgroup", "failures", "files", "measured_s", "most", "numbers"),
+        *("at_s", "capacity", "cgroup", "failures", "files", "is_fresh", "measured_s", "most", "numbers"),
         *("resume_at", "ring", "turns"),
     )
 
@@ -81,6 +82,8 @@ class _Series:
         self.files = SourceFiles(source, folders)
         self.most = most
         """A larger value cannot be."""
+        self.is_fresh = False
+        """Whether it is read whatever Malachite has."""
         self.turns = REST_PASSES
         """Read once in so many passes."""
         self.capacity = _REST_SAMPLES
@@ -155,6 +158,10 @@ class Sampler:
         self._cycles = cycles or CycleCounters(perf_event_folder(mounts), most_cpus)
         self._cycles_rings: dict[str, Ring] = {}
         self._cycles_cgroups: Sequence[str] = ()
+        self._procfs = procfs
+        self._delays = RunDelays(process_folder(mounts), procfs, self._reader.clock)
+        self._delay_rings: dict[str, Ring] = {}
+        self._threads_of: Sequence[str] = ()
         self._most_kept_files = _kept_files() if most_kept_files is None else most_kept_files
         self._lock = threading.Lock()
         """For series and rings: `read` changes them, queries come from other threads."""
@@ -184,11 +191,14 @@ class Sampler:
         due = [series for series in due if series.resume_at <= self._passes and not series.files.is_stuck]
         readings = self._reader.read([series.files for series in due])
         ratios = self._cycles.step(self._cycles_cgroups)
+        delays = self._delays.read(self._threads_of) if self._threads_of else ()
         losses: Counter[Loss] = Counter()
-        samples = len(ratios) + given
+        samples = len(ratios) + len(delays) + given
         with self._lock:
             for cgroup, ratio in ratios:
                 self._append_ratio(cgroup, ratio)
+            for delay in delays:
+                self._append_delay(delay)
             for series, reading in zip(due, readings, strict=True):
                 loss, made = self._store(series, reading)
                 samples += made
@@ -215,7 +225,7 @@ class Sampler:
         with self._lock:
             self._malachite = source
             if source is not None:
-                source.follow(self._levels, self._needs)
+                source.follow(self._levels, self._of_malachite(self._needs))
 
     def malachite_source(self, url: str) -> MalachiteSource:
         """A source of the groups of metrics that this sampler has; not started, nor in use."""
@@ -254,6 +264,27 @@ class Sampler:
                 return None
             value = ring.last_after(self._reader.clock() - length_s, place[1])
             return None if value is None else Measured(value, place[0].measured_s)
+
+    def timed(self, cgroup: str, metric: Metric, length_s: float) -> Sequence[tuple[float, float]]:
+        with self._lock:
+            found = self._find(cgroup, metric)
+            if found is None:
+                return ()
+            return found[0].timed_after(self._reader.clock() - length_s, found[1])
+
+    def absence(self, cgroup: str, metric: Metric) -> str:
+        if metric is Metric.CPU_RUN_DELAY:
+            return self._delays.problem
+        if metric is not Metric.CPU_PRESSURE_FULL:
+            return ""
+        place = self._places.get(metric)
+        with self._lock:
+            series = self._series.get(cgroup)
+            folder = series[place[0]].files.files[0].folder if series and place is not None else ""
+        return pressure_problem(Path(folder), self._procfs) if folder else ""
+
+    def follow_threads(self, cgroups: Sequence[str]) -> None:
+        self._threads_of = tuple(cgroups)
 
     def numa_windows(self, cgroup: str, length_s: float) -> Mapping[int, Window]:
         """Memory by NUMA node over the last `length_s` seconds; empty without samples."""
@@ -311,14 +342,19 @@ class Sampler:
         source = self._malachite
         if source is None:
             return turn, 0
+        whole, turn = turn, [series for series in turn if not series.is_fresh]
         found = source.values((series.cgroup, series.files.source.metrics[0]) for series in turn)
         at_s = self._reader.clock()
-        rest: list[_Series] = []
+        rest = [series for series in whole if series.is_fresh]
         with self._lock:
             for series, given in zip(turn, found, strict=True):
                 if given is None or not series.take(at_s, given.values, given.at_s):
                     rest.append(series)
-        return rest, len(turn) - len(rest)
+        return rest, len(whole) - len(rest)
+
+    def _of_malachite(self, needs: frozenset[Need]) -> frozenset[Need]:
+        fresh = {(need.level, need.metric) for need in needs if need.is_fresh}
+        return frozenset(need for need in needs if (need.level, need.metric) not in fresh)
 
     def _most_of(self, source: FileGroup) -> float:
         """No value of the group can be larger."""
@@ -328,6 +364,9 @@ class Sampler:
         """The ring that has the samples, and their column in it."""
         if metric is Metric.CYCLES_PER_INSTRUCTION:
             ring = self._cycles_rings.get(cgroup)
+            return None if ring is None else (ring, 0)
+        if metric is Metric.CPU_RUN_DELAY:
+            ring = self._delay_rings.get(cgroup)
             return None if ring is None else (ring, 0)
         place = self._place(cgroup, metric)
         if place is None:
@@ -350,6 +389,7 @@ class Sampler:
             for cgroup in [each for each, level in self._levels.items() if wanted.get(each) is not level]:
                 del self._levels[cgroup]
                 self._cycles_rings.pop(cgroup, None)
+                self._delay_rings.pop(cgroup, None)
                 for series in self._series.pop(cgroup):
                     series.files.close()
             for cgroup, level in wanted.items():
@@ -364,7 +404,7 @@ class Sampler:
                 )
             self._schedule()
             if self._malachite is not None:
-                self._malachite.follow(self._levels, needs)
+                self._malachite.follow(self._levels, self._of_malachite(needs))
 
     def _add(self, cgroup: str, level: Level) -> None:
         is_node = level is Level.NODE
@@ -386,6 +426,7 @@ class Sampler:
     def _schedule(self) -> None:
         """Distributes the series over the turns, and the descriptors over the series."""
         counted = {level for level, metric in self._windows_s if metric is Metric.CYCLES_PER_INSTRUCTION}
+        fresh = {(need.level, need.metric) for need in self._needs if need.is_fresh}
         self._cycles_cgroups = [cgroup for cgroup, level in self._levels.items() if level in counted]
         self._turns = [[] for _ in range(REST_PASSES)]
         rest: list[_Series] = []
@@ -393,6 +434,7 @@ class Sampler:
         for index, (cgroup, each) in enumerate(self._series.items()):
             for series in each:
                 metrics = series.files.source.metrics
+                series.is_fresh = any((self._levels[cgroup], metric) in fresh for metric in metrics)
                 windows_s = [self._windows_s.get((self._levels[cgroup], metric)) for metric in metrics]
                 longest_s = max((each for each in windows_s if each is not None), default=None)
                 if longest_s is None and series.files.source.is_on_demand:
@@ -424,6 +466,15 @@ class Sampler:
             window_s = self._windows_s[level, Metric.CYCLES_PER_INSTRUCTION]
             ring = self._cycles_rings[cgroup] = Ring(_samples_of(max(window_s, REST_WINDOW_S) / TURN_PASSES))
         ring.append(self._reader.clock(), (ratio,))
+
+    def _append_delay(self, delay: Delay) -> None:
+        window_s = self._windows_s.get((Level.POD, Metric.CPU_RUN_DELAY))
+        if delay.cgroup not in self._levels or window_s is None:
+            return
+        ring = self._delay_rings.get(delay.cgroup)
+        if ring is None:
+            ring = self._delay_rings[delay.cgroup] = Ring(_samples_of(window_s))
+        ring.append(delay.at_s, (delay.share,))
 
     def _store(self, series: _Series, reading: FileReading) -> tuple[Loss | None, int]:
         """Makes samples of a reading; the reason if it gives none for a failure, and their number."""

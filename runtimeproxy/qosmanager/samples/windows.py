@@ -78,6 +78,17 @@ class Ring:
         last = self._next - 1
         return self._columns[column][last] if self._count and self._times[last] > at_s else None
 
+    def timed_after(self, at_s: float, column: int = 0) -> list[tuple[float, float]]:
+        """The samples taken after a time with their times, oldest first; for few of them."""
+        found: list[tuple[float, float]] = []
+        size = len(self._times)
+        for back in range(1, self._count + 1):
+            at = (self._next - back) % size
+            if self._times[at] <= at_s:
+                break
+            found.append((self._times[at], self._columns[column][at]))
+        return found[::-1]
+
     def resized(self, capacity: int) -> Ring:
         """A ring of another capacity with as many of the latest samples as it holds."""
         ring = Ring(capacity, len(self._columns))

@@ -405,7 +405,10 @@ class Explainer:
     ) -> api_pb2.ExplainedField:
         ledger, found = self._ledger, files.present.get(name)
         formats = ledger.books.formats
-        result = books.resolved(book.level, name, entry, book.originals, found, formats, ledger.books.rule)
+        opening_us = ledger.books.openings_us.get(cgroup_path(book.id), 0)
+        result = books.resolved(
+            book.level, name, entry, book.originals, found, formats, ledger.books.rule, opening_us
+        )
         file = found.file if found is not None else formats.file_of(name) or ""
         original = book.originals.get(file)
         is_recovered = record is not None and record.recovered

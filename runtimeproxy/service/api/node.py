@@ -51,7 +51,7 @@ PREFIXES: Final = (
     "node.koordinator.sh/",
 )
 """Of labels and annotations that are shown, beside all of Koordinator's."""
-PLUGIN_PARTS: Final = ("threshold", "cpu_burst", "colocation", "cpu_normalization")
+PLUGIN_PARTS: Final = ("threshold", "cpu_burst", "colocation", "cpu_normalization", "cpu_guard")
 """The parts of the node's strategies that a QoS manager needs."""
 
 

@@ -226,7 +226,7 @@ def _level(pod: PodView) -> api_pb2.KatalystLevel | None:
     )
 
 
-POD_PARTS: Final = ("cpu_burst", "eviction")
+POD_PARTS: Final = ("cpu_burst", "eviction", "cpu_guard")
 """The parts of a pod's strategy that a QoS manager needs."""
 
 

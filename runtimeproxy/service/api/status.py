@@ -35,6 +35,7 @@ from runtimeproxy.service.api.claims import EVICTIONS, owner_message
 from runtimeproxy.service.api.katalyst import notes_of_pools, pools_status, problems_of_pools
 from runtimeproxy.service.api.nri import notes_of_nri, nri_status, problems_of_nri
 from runtimeproxy.service.api.qos_manager import notes_of_manager, problems_of_manager, qos_manager_status
+from runtimeproxy.service.api.starts import starts_message
 from runtimeproxy.service.api.strategies import target_messages
 from runtimeproxy.service.api.unapplied import unapplied_messages, unapplied_of
 from runtimeproxy.service.api.values import (
@@ -145,7 +146,16 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
         hook_servers=[_hook_server(each, policies.chain) for each in servers.servers.values()],
         registration_problems=servers.present_problems,
         records=_records(core.inventory, core.state, look.misspelled),
-        ledger=_ledger(core.ledger, store, core.upkeep, core.leased, core.state, node.latest, settings),
+        ledger=_ledger(
+            core.ledger,
+            store,
+            core.upkeep,
+            core.leased,
+            core.state,
+            node.latest,
+            settings,
+            starts_message(core.starts.openings, core.starts.boosts, store),
+        ),
         node=_node(node, policies.chain.policies, settings),
         last_reload=_reload(parts.configuration, policies.loaded.changed_code),
         clients=_clients(proxy.server, parts.servers.budget) if proxy is not None else None,
@@ -536,6 +546,7 @@ def _ledger(
     saved: SavedState,
     node: Node,
     settings: Settings,
+    starts: api_pb2.StartsStatus,
 ) -> api_pb2.LedgerStatus:
     counts, allocations, now_s = ledger.counts, saved.allocations, time.time()
     unapplied = unapplied_of(upkeep, leased)
@@ -605,6 +616,7 @@ def _ledger(
         unevaluated_pods=len(upkeep.evaluator.unevaluated.reasons),
         unapplied=unapplied_messages(unapplied),
         unapplied_values=len(unapplied),
+        starts=starts,
     )
 
 
@@ -1006,6 +1018,8 @@ def _problems_of_values(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
             f"{ledger.counts.failed_writes} values could not be written, last {last.field} of "
             f"{last.target or last.cgroup}: {last.error}."
         )
+    if ledger.starts.boost_problem:
+        yield f"Start-up boosts are not applied: {ledger.starts.boost_problem}."
     if ledger.left:
         yield f"{len(ledger.left)} values are left as they are: {ledger.left[0].reason}."
     if ledger.journal_problem:

@@ -29,6 +29,8 @@ from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.hooks.owners import BUILT_IN
 from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.katalyst.transition import pool_sizes
+from runtimeproxy.ledger.boost_rules import End, NoBoost
+from runtimeproxy.ledger.openings import NotOpened
 from runtimeproxy.ledger.pools import PoolCause
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.pods.records import Level
@@ -48,8 +50,10 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.counts import PolicyCounts
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.kubernetes.source import KubernetesSource
+    from runtimeproxy.ledger.boost_rules import Boosts
     from runtimeproxy.ledger.leased import LeasedClaims
     from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.ledger.openings import Openings
     from runtimeproxy.ledger.pools import NodePools
     from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.node.sources import NodeSources
@@ -155,6 +159,7 @@ def samples(parts: Parts, received: Received) -> Iterator[Sample]:
     yield from _of_servers(policies.servers)
     yield from _of_ledger(ledger)
     yield from of_books(ledger.books)
+    yield from _of_starts(core.starts.openings.rules, core.starts.boosts.rules)
     yield from _of_upkeep(core.upkeep, core.state)
     yield from _of_groups(core.state, core.store)
     yield from _of_claims(core.leased)
@@ -334,6 +339,24 @@ def _of_ledger(ledger: Ledger) -> Iterator[Sample]:
     unapplied = Counter(each.cause for each in ledger.books.unapplied.values())
     for cause, number in unapplied.items():
         yield Sample("ledger_unapplied_values", number, (cause,))
+
+
+def _of_starts(openings: Openings, boosts: Boosts) -> Iterator[Sample]:
+    """What pods have while they start."""
+    yield Sample("class_openings", len(openings.open_until_s()))
+    yield Sample("class_openings_total", openings.opened)
+    for not_opened in NotOpened:
+        yield Sample("class_openings_missed_total", openings.not_opened[not_opened], (not_opened,))
+    active = tuple(boosts.active.values())
+    yield Sample("startup_boosts", sum(each.given_us > 0 for each in active))
+    yield Sample("startup_boost_cores", sum(each.cpus for each in active))
+    yield Sample("startup_boosts_total", boosts.given)
+    for no_boost in NoBoost:
+        waiting = sum(each.waits is no_boost for each in active)
+        yield Sample("startup_boosts_waiting", waiting, (no_boost,))
+        yield Sample("startup_boosts_missed_total", boosts.denied[no_boost], (no_boost,))
+    for end in End:
+        yield Sample("startup_boosts_ended_total", boosts.ended[end], (end,))
 
 
 def of_books(books: Iterable[Book]) -> Iterator[Sample]:

@@ -218,6 +218,23 @@ _TABLE = {
         " `change-ended`; `status` has each with the reason",
         "cause",
     ),
+    "class_openings": _gauge("Pods that lift the bound of the best-effort class while they start"),
+    "class_openings_total": _counter("Pods that have lifted it"),
+    "class_openings_missed_total": _counter(
+        "Pods that started below a bound without: `at-once`, `rate`", "cause"
+    ),
+    "startup_boosts": _gauge("Containers with a start-up boost"),
+    "startup_boosts_waiting": _gauge(
+        "Containers that wait for one: `no-room`, `unknown-idle`, `often`", "cause"
+    ),
+    "startup_boost_cores": _gauge("CPU that all start-up boosts add together"),
+    "startup_boosts_total": _counter("Start-up boosts that were given"),
+    "startup_boosts_ended_total": _counter(
+        "Those that have ended: `ready`, `quiet`, `time`, `pressure`, `gone`, `withdrawn`", "cause"
+    ),
+    "startup_boosts_missed_total": _counter(
+        "Containers that never had theirs: `often`, `no-room`, `unknown-idle`", "cause"
+    ),
     "ledger_observed_parameters": _gauge("Parameters that koordlet writes, and that are only observed"),
     "ledger_left_alone_total": _counter(
         "Attempts at values that are left alone: `changed_since`, `unknown_original`, `unknown_base`,"

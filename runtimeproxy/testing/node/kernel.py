@@ -6,13 +6,15 @@ and lists of CPUs, all cgroups above it included.
 
 What is modelled of the scheduler: shares by weight that others may use up (work conserving), quotas with the
 credit of `cpu.max.burst`, periods that throttle before the average of a second reaches the quota
-(`Workload.peak`), lists of CPUs. What is not: latency of single tasks, caches, NUMA, I/O.
+(`Workload.peak`), lists of CPUs; with `waits`, how long tasks wait for a CPU (see `waiting.py`), and idle
+cgroups. What is not: caches, NUMA, I/O.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,8 @@ from typing import Final, Literal, Protocol, TypeAlias
 from runtimeproxy.fields.formats import Value
 from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.testing.cgroups import CgroupFiles, default_values
+from runtimeproxy.testing.node import waiting
+from runtimeproxy.testing.node.wait_files import WaitFiles
 from runtimeproxy.units import UNLIMITED, format_cpu_list, parse_cpu_list
 
 CgroupPath: TypeAlias = tuple[str, ...]
@@ -32,6 +36,7 @@ PERIOD: Final = "cpu.cfs_period_us"
 BURST: Final = "cpu.cfs_burst_us"
 SHARES: Final = "cpu.shares"
 CPUS: Final = "cpuset.cpus"
+IDLE: Final = "cpu.idle"
 MEMORY_LIMIT: Final = "memory.limit_in_bytes"
 
 _LIMITS: Final = (QUOTA, PERIOD, BURST, SHARES, CPUS, MEMORY_LIMIT)
@@ -53,7 +58,11 @@ class Workload:
     peak: float = 1.2
     """How much more it wants for a moment than on the average of a second: the quota throttles it then."""
     threads: float = math.inf
-    """How many CPUs it can use at once."""
+    """How many CPUs it can use at once. With waits also how many tasks it has; without a number of them: as
+    many as requests come at once, or as it wants CPUs."""
+    request_s: float = 0.002
+    """With waits: CPU time of a task from waking up to its next sleep. Tasks of a workload that wants as many
+    CPUs as it has threads, or more than it gets, never sleep."""
     backlog_s: float = 0.0
     """How much work waits at most, in seconds of what it wants; the rest is lost, as with clients that give
     up. 0: nothing waits."""
@@ -110,6 +119,11 @@ class Cgroup:
         memory_bytes: Without page cache, that of cgroups below included.
         cache_bytes: Page cache, likewise.
         oom_kills: How often the kernel has killed its workload.
+        wait: With waits, those of its own workload in the last step; None: it wanted nothing.
+        delay_us: With waits, the run delay of its own workload's tasks so far.
+        turns: With waits, how often they began to run.
+        pressure: With waits, that of its tasks and of those below it.
+        throttled_us: With waits, how long its quota stopped its tasks so far.
     """
 
     path: CgroupPath
@@ -126,6 +140,12 @@ class Cgroup:
     oom_kills: int = 0
     backlog_cores: float = 0.0
     credit_us: float = 0.0
+    wait: waiting.Wait | None = None
+    delay_us: float = 0.0
+    turns: float = 0.0
+    pressure: waiting.Pressure = field(default_factory=waiting.Pressure)
+    throttled_us: float = 0.0
+    left_s: float = 0.0
     limits: dict[str, Value] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -139,6 +159,13 @@ class Cgroup:
         """What its quota allows on the average; without end if it has none."""
         quota = int(self.limits[QUOTA])
         return math.inf if quota == UNLIMITED else quota / int(self.limits[PERIOD])
+
+    def response_s(self, part: float) -> float:
+        """With waits: within which time this part of its workload's requests was answered in the last step.
+
+        What waits because the workload gets less than it wants (`waiting_s`) is in it.
+        """
+        return self.waiting_s + (self.wait.response_s(part) if self.wait is not None else 0.0)
 
 
 @dataclass(slots=True)
@@ -166,6 +193,8 @@ class Kernel:
         kswapd_pages: What kswapd reclaims in a second.
         watermark_scale: `vm.watermark_scale_factor`.
         usage_us: CPU time of the node so far.
+        has_waits: Whether tasks wait for CPUs.
+        pressure: Of the node, with waits.
     """
 
     def __init__(
@@ -174,6 +203,9 @@ class Kernel:
         memory_bytes: int = 64 << 30,
         version: Literal[1, 2] = 2,
         folder: Path | None = None,
+        *,
+        waits: bool = False,
+        has_pressure: bool = True,
     ) -> None:
         """Makes a node without cgroups.
 
@@ -183,6 +215,9 @@ class Kernel:
             version: of the cgroup files.
             folder: stands for `/`: cgroups lie in its `sys/fs/cgroup`, counters of the node in its `proc`;
                 None: the files are in memory only.
+            waits: whether tasks wait for CPUs, and cgroups may be idle.
+            has_pressure: whether the kernel has PSI; with version 1 its files are in a tree of version 2
+                beside the others.
         """
         self.cpus = frozenset(cpus)
         self.memory_bytes = memory_bytes
@@ -198,6 +233,12 @@ class Kernel:
         self._kswapd_pages = 0.0
         self._waited_ns = dict.fromkeys(self.cpus, 0.0)
         self.usage_us = 0.0
+        self.pressure = waiting.Pressure()
+        self.has_waits = waits
+        self._limits = (*_LIMITS, IDLE) if waits else _LIMITS
+        # The same in each run: of when requests come.
+        self._randomness = random.Random(0)  # noqa: S311 - no secret
+        self._wait_files: WaitFiles | None = None
         self._texts: _Texts = _TextsInMemory(version)
         self._procfs: Path | None = None
         if folder is not None:
@@ -207,6 +248,8 @@ class Kernel:
             self._numa_node = folder / "sys/devices/system/node/node0"
             self._numa_node.mkdir(parents=True, exist_ok=True)
             (self._numa_node / "meminfo").touch()
+            if waits:
+                self._wait_files = WaitFiles(folder, version, has_pressure=has_pressure)
 
     def make(self, path: CgroupPath, workload: Workload | None = None) -> Cgroup:
         """Makes a cgroup, and those above it where they are missing."""
@@ -216,13 +259,19 @@ class Kernel:
                 self.cgroups[part] = Cgroup(part, started_s=self.now_s)
                 self._texts.make("/" + "/".join(part))
                 self._read(self.cgroups[part])
+                if self._wait_files is not None:
+                    self._wait_files.make("/" + "/".join(part))
         made = self.cgroups[path]
         made.workload = workload
+        if self._wait_files is not None and workload is not None:
+            self._wait_files.start(made.name, _count(workload, workload.cores(0.0)))
         return made
 
     def remove(self, path: CgroupPath) -> None:
         """Removes a cgroup with all below it."""
         for each in [each for each in self.cgroups if each[: len(path)] == path]:
+            if self._wait_files is not None:
+                self._wait_files.end(self.cgroups[each].name)
             del self.cgroups[each]
         self._texts.remove("/" + "/".join(path))
 
@@ -242,6 +291,9 @@ class Kernel:
         found = PARAMETERS[name].format_for(self.version)
         assert found is not None, name  # noqa: S101 - as above
         cgroup = "/" + "/".join(path)
+        if name == SHARES and self._is_idle(path):
+            # Source: Linux kernel/sched/fair.c, sched_group_set_shares.
+            self.violations.append(f"{cgroup}: weight written to an idle cgroup")
         text = found.encode(value)
         if found.compose is not None:
             text = found.compose(value, self._texts.read(cgroup, found.file))
@@ -272,8 +324,9 @@ class Kernel:
         self._kswapd_pages += self.kswapd_pages(self.now_s) * seconds
         for leaf in leaves:
             self._account(leaf, seconds)
+        stopped = self._wait(leaves, bounded, seconds) if self.has_waits else None
         for cgroup, cores in zip(bounded, allowed, strict=True):
-            _throttle(cgroup, cores, seconds)
+            _throttle(cgroup, cores, seconds, None if stopped is None else stopped[cgroup.path])
         top = [each for each in self.cgroups.values() if len(each.path) == 1]
         system = self.system_cores(self.now_s)
         self.used_cores = system + sum(each.used_cores for each in top)
@@ -293,7 +346,7 @@ class Kernel:
             elapsed_s = self.now_s - cgroup.started_s
             wanted[cgroup.path] = cgroup.workload.cores(elapsed_s) + cgroup.backlog_cores / seconds
         busy = {above for path, cores in wanted.items() if cores > 0 for above in _with_ancestors(path)}
-        shares_below: dict[CgroupPath, int] = {}
+        shares_below: dict[CgroupPath, float] = {}
         for path in busy:
             shares_below[path[:-1]] = shares_below.get(path[:-1], 0) + self._shares(path)
         for cgroup in running:
@@ -314,8 +367,81 @@ class Kernel:
             cpus = own & cpus or cpus if self.version == 2 else own or cpus
         return cpus
 
-    def _shares(self, path: CgroupPath) -> int:
-        return int(self.cgroups[path].limits[SHARES])
+    def _shares(self, path: CgroupPath) -> float:
+        limits = self.cgroups[path].limits
+        return waiting.IDLE_WEIGHT if limits.get(IDLE) else int(limits[SHARES])
+
+    def _is_idle(self, path: CgroupPath) -> bool:
+        return bool(self.cgroups[path].limits.get(IDLE))
+
+    def _wait(
+        self, leaves: Iterable[_Leaf], bounded: Iterable[Cgroup], seconds: float
+    ) -> dict[CgroupPath, waiting.Throttling]:
+        """Makes run delay and pressure of the step; returns what the quotas did."""
+        tasks = {leaf.cgroup.path: self._tasks(leaf) for leaf in leaves}
+        below = waiting.by_cgroup((each.path, each) for each in tasks.values())
+        system = self.system_cores(self.now_s)
+        used = waiting.used_for_requests(tasks.values(), self.cpus, system)
+        stopped = {each.path: self._stop(each, below.get(each.path, ()), used, seconds) for each in bounded}
+        found = waiting.Waiting(
+            tuple(tasks.values()), self.cpus, system, lambda path: (self._shares(path), self._is_idle(path))
+        )
+        waits: dict[CgroupPath, tuple[waiting.Tasks, waiting.Wait]] = {}
+        for path, each in tasks.items():
+            wait = found.of(each, waiting.noise(each, seconds, self._randomness))
+            waits[path] = each, wait
+            cgroup = self.cgroups[path]
+            cgroup.delay_us += wait.delay * seconds * 1_000_000
+            cgroup.turns += wait.turns * seconds
+        members = waiting.by_cgroup(waits.items())
+        for path, cgroup in self.cgroups.items():
+            cgroup.wait = waits[path][1] if path in waits else None
+            there = members.get(path)
+            cgroup.pressure.add(
+                *(waiting.pressure(there, len(path)) if there else (0.0, 0.0)), seconds=seconds
+            )
+        some, _ = waiting.pressure(list(waits.values()), 0) if waits else (0.0, 0.0)
+        # Of the node `full` has no meaning, and is 0. Source: Linux kernel/sched/psi.c, psi_show.
+        self.pressure.add(some, 0.0, seconds)
+        return stopped
+
+    def _tasks(self, leaf: _Leaf) -> waiting.Tasks:
+        workload, path = leaf.cgroup.workload, leaf.cgroup.path
+        assert workload is not None  # noqa: S101 - a leaf has one; for the type checker
+        is_busy = leaf.got < leaf.demand * (1 - 1e-3) or leaf.demand >= workload.threads
+        return waiting.Tasks(
+            path=path,
+            cpus=leaf.cpus,
+            count=_count(workload, leaf.demand) if is_busy else workload.threads,
+            got=max(leaf.got, _EPSILON),
+            request_s=workload.request_s,
+            is_busy=is_busy,
+            is_idle=any(self._is_idle(above) for above in _with_ancestors(path)),
+        )
+
+    def _stop(
+        self,
+        cgroup: Cgroup,
+        tasks: Sequence[waiting.Tasks],
+        used: Mapping[frozenset[int], float],
+        seconds: float,
+    ) -> waiting.Throttling:
+        """What a quota does to its tasks in a step."""
+        period_s = int(cgroup.limits[PERIOD]) / 1_000_000
+        periods = seconds / period_s
+        quota_s = cgroup.bound_cores * period_s + cgroup.credit_us / 1_000_000 / periods
+        speed = waiting.speed(tasks, used)
+        if any(each.is_busy for each in tasks):
+            found = waiting.throttled(quota_s, period_s, periods, speed)
+        else:
+            found = waiting.throttled_at_times(
+                quota_s, period_s, periods, tasks, speed, cgroup.left_s, self._randomness
+            )
+        cgroup.left_s = found.left_s
+        cgroup.throttled_us += found.stopped_s * 1_000_000
+        for each in tasks:
+            waiting.stop(each, found, periods, seconds)
+        return found
 
     def _use_memory(self, cgroup: Cgroup, workload: Workload) -> None:
         elapsed_s = self.now_s - cgroup.started_s
@@ -345,7 +471,7 @@ class Kernel:
             there.wanted_cores += leaf.demand * workload.peak
 
     def _read(self, cgroup: Cgroup) -> None:
-        for name in _LIMITS:
+        for name in self._limits:
             found = PARAMETERS[name].format_for(self.version)
             if found is not None:
                 text = self._texts.read(cgroup.name, found.file)
@@ -369,15 +495,18 @@ class Kernel:
                     self.violations.append(f"{cgroup.name}: CPUs {format_cpu_list(own)} beyond {above.name}")
 
     def _publish(self, cgroup: Cgroup) -> None:
-        throttled_us = int(cgroup.throttled_periods * int(cgroup.limits[PERIOD]))
-        stat = {
-            "nr_periods": int(cgroup.periods),
-            "nr_throttled": int(cgroup.throttled_periods),
-            "throttled_usec" if self.version == 2 else "throttled_time": throttled_us,
-        }
+        throttled_us = cgroup.throttled_us
+        if not self.has_waits:
+            throttled_us = cgroup.throttled_periods * int(cgroup.limits[PERIOD])
+        stat = {"nr_periods": int(cgroup.periods), "nr_throttled": int(cgroup.throttled_periods)}
+        if self.version == 2:
+            stat |= {"throttled_usec": int(throttled_us), "nr_bursts": 0, "burst_usec": 0}
+        else:
+            stat |= {"throttled_time": int(throttled_us * 1_000), "nr_bursts": 0, "burst_time": 0}
         memory, cache = int(cgroup.memory_bytes), int(cgroup.cache_bytes)
         if self.version == 2:
-            stat = {"usage_usec": int(cgroup.usage_us), **stat}
+            usage_us = int(cgroup.usage_us)
+            stat = {"usage_usec": usage_us, "user_usec": usage_us, "system_usec": 0, "nice_usec": 0, **stat}
             self._texts.write(cgroup.name, "memory.current", str(memory + cache))
             self._texts.write(cgroup.name, "memory.stat", _table({"anon": memory, **_pages(memory, cache)}))
             self._texts.write(cgroup.name, "memory.numa_stat", f"anon N0={memory}\nfile N0={cache}\n")
@@ -387,6 +516,10 @@ class Kernel:
             pages = {f"total_{name}": amount for name, amount in _pages(memory, cache).items()}
             self._texts.write(cgroup.name, "memory.stat", _table(pages))
         self._texts.write(cgroup.name, "cpu.stat", _table(stat))
+        if self._wait_files is not None:
+            self._wait_files.publish(cgroup.name, cgroup.pressure.text())
+            if cgroup.workload is not None:
+                self._wait_files.run(cgroup.name, cgroup.usage_us, cgroup.delay_us, cgroup.turns)
 
     def _publish_node(self, procfs: Path, top: Iterable[Cgroup]) -> None:
         ticks = int(self.usage_us / 1_000_000 * _TICKS_PER_S)
@@ -409,6 +542,8 @@ class Kernel:
         # All that tasks want of a CPU stands for time in which they wait for it.
         waited = (f"cpu{cpu} 0 0 0 0 0 0 0 {int(ns)} 0\n" for cpu, ns in sorted(self._waited_ns.items()))
         (procfs / "schedstat").write_text("".join(("version 15\n", *waited)), encoding="ascii")
+        if self._wait_files is not None:
+            self._wait_files.publish_node(self.pressure.text())
 
 
 def _pages(memory: int, cache: int) -> dict[str, int]:
@@ -431,11 +566,20 @@ def _with_ancestors(path: CgroupPath) -> Iterator[CgroupPath]:
         yield path[:length]
 
 
-def _throttle(cgroup: Cgroup, allowed_cores: float, seconds: float) -> None:
+def _count(workload: Workload, cores: float) -> float:
+    """How many tasks want to run at once."""
+    return workload.threads if math.isfinite(workload.threads) else max(math.ceil(cores), 1)
+
+
+def _throttle(
+    cgroup: Cgroup, allowed_cores: float, seconds: float, stopped: waiting.Throttling | None
+) -> None:
     """Counts the periods of a quota, and those in which it throttles; saves what was not used."""
     periods = seconds * 1_000_000 / int(cgroup.limits[PERIOD])
     cgroup.periods += periods
-    if cgroup.wanted_cores > allowed_cores + _EPSILON:
+    if stopped is not None:
+        cgroup.throttled_periods += stopped.periods
+    elif cgroup.wanted_cores > allowed_cores + _EPSILON:
         share = 1.0 - allowed_cores / cgroup.wanted_cores
         cgroup.throttled_periods += min(max(share * periods, 1.0), periods)
     unused_us = (cgroup.bound_cores - cgroup.used_cores) * seconds * 1_000_000

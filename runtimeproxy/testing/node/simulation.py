@@ -47,10 +47,11 @@ from runtimeproxy.qosmanager.snapshot import (
     Strategies,
     Window,
 )
-from runtimeproxy.slo.schema import PodCpuBurst
+from runtimeproxy.slo.schema import PodCpuBurst, PodCpuGuard
 from runtimeproxy.testing.node.kernel import (
     BURST,
     CPUS,
+    IDLE,
     MEMORY_LIMIT,
     PERIOD,
     QUOTA,
@@ -105,6 +106,7 @@ class SimulatedPod:
     cpu_burst: PodCpuBurst = field(default_factory=PodCpuBurst)
     eviction: PodEviction = field(default_factory=PodEviction)
     katalyst: KatalystTraits | None = None
+    cpu_guard: PodCpuGuard = field(default_factory=PodCpuGuard)
 
 
 class NodeSampler(Metrics, Protocol):
@@ -169,6 +171,8 @@ class SimulatedNode:
         dry_run: Collection[str] = (),
         version: Literal[1, 2] = 2,
         folder: Path | None = None,
+        waits: bool = False,
+        has_pressure: bool = True,
     ) -> None:
         """Makes a node without pods.
 
@@ -181,14 +185,23 @@ class SimulatedNode:
             dry_run: names of plugins whose decisions are computed only.
             version: of the cgroup files.
             folder: stands for `/`, see `Kernel`; None: the files are in memory, which is faster.
+            waits: whether tasks wait for CPUs, see `Kernel`.
+            has_pressure: whether there are samples and files of pressure.
         """
         there = [Cpu(n, n // 2, 0, 0) for n in range(cpus)] if isinstance(cpus, int) else list(cpus)
-        self.kernel = Kernel((cpu.id for cpu in there), memory_bytes, version, folder)
+        self.kernel = Kernel(
+            (cpu.id for cpu in there),
+            memory_bytes,
+            version,
+            folder,
+            waits=waits,
+            has_pressure=has_pressure,
+        )
         self.facts = Node(
             cpus=tuple(there),
             capacity={"cpu": len(there) * 1_000, "memory": memory_bytes},
             cgroup_version=version,
-            features=frozenset({"burst"}),
+            features=frozenset({"burst", "idle"} if waits else {"burst"}),
             qos_cgroups={qos: "/" + "/".join(path) for qos, path in CLASS_PATHS.items()},
             memory_bytes={0: memory_bytes},
         )
@@ -206,7 +219,10 @@ class SimulatedNode:
         self._runs = [_PluginRun(each, self._gates, own.get(each.name)) for each in plugins]
         self._needs = frozenset(need for run in self._runs for need in run.plugin.needs)
         longest_s = max((need.longest_s for need in self._needs), default=10.0)
-        self._samples = _Samples(self.kernel, longest_s)
+        self._samples = _Samples(self.kernel, longest_s, has_pressure=waits and has_pressure)
+        self._values: dict[str, Value] = {QUOTA: UNLIMITED, PERIOD: CPU_PERIOD_US, BURST: 0}
+        if waits:
+            self._values[IDLE] = 0
         self._pods: dict[str, Pod] = {}
         self._paths: dict[manager.Target, CgroupPath] = {}
         self._base: dict[Key, Value] = {}
@@ -256,6 +272,7 @@ class SimulatedNode:
             eviction=pod.eviction,
             created_s=self.now_s,
             katalyst=pod.katalyst,
+            cpu_guard=pod.cpu_guard,
         )
         self._weigh_burstable()
         self._resolved = None
@@ -294,6 +311,7 @@ class SimulatedNode:
             if self.sampler is None:
                 self._samples.take(step_s)
             else:
+                self.sampler.follow_threads([each for run in self._runs for each in run.threads_of])
                 self.sampler.read(self.targets(), self._needs)
             self._decide()
             self.times_s.append(self.now_s)
@@ -314,8 +332,12 @@ class SimulatedNode:
             strategies=self.strategies,
             metrics=self._samples if self.sampler is None else self.sampler,
             be_limit_cores=manager.be_limit_cores(
-                claim for run in self._runs if run.plugin.name not in self._dry_run for claim in run.claims
+                claim
+                for run in self._runs
+                if run.plugin.name not in (*self._dry_run, manager.GUARD)
+                for claim in run.claims
             ),
+            is_guarded=any(run.is_guarding for run in self._runs if run.plugin.name not in self._dry_run),
         )
 
     def cgroup(self, pod: str = "", container: int | None = None) -> Cgroup:
@@ -335,9 +357,17 @@ class SimulatedNode:
         """What a pod, or the class BestEffort, got in the last step; 0 for a pod that has ended."""
         return self.cgroup(pod).used_cores if not pod or pod in self._pods else 0.0
 
+    def response_ms(self, part: float, pod: str, container: int = 0) -> float:
+        """With waits: within which time this part of a container's requests was answered in the last step."""
+        return self.cgroup(pod, container).response_s(part) * 1_000
+
     def memory_bytes(self) -> float:
         """What all pods use, without page cache."""
         return sum(each.memory_bytes for path, each in self.kernel.cgroups.items() if len(path) == 1)
+
+    def explanation(self, plugin: str) -> str:
+        """What a plugin says of its last decision."""
+        return next(run.explanation for run in self._runs if run.plugin.name == plugin)
 
     def claims(self, plugin: str) -> Sequence[manager.Claim]:
         """What a plugin wants since its last decision."""
@@ -375,7 +405,7 @@ class SimulatedNode:
         self.kernel.make(path, workload)
         # A list of version 1 is never empty in a cgroup with tasks.
         cpus = format_cpu_list(self.kernel.cpus) if self.kernel.version == 1 else ""
-        for name, value in {QUOTA: UNLIMITED, PERIOD: CPU_PERIOD_US, BURST: 0, CPUS: cpus, **own}.items():
+        for name, value in {**self._values, CPUS: cpus, **own}.items():
             self._base[Key(path, name)] = value
             if value != "":
                 self.kernel.write(path, name, value)
@@ -479,12 +509,15 @@ class _PluginRun:
         self._has_state = False
         self._strategies = Strategies()
         self.claims: Sequence[manager.Claim] = ()
+        self.threads_of: Sequence[str] = ()
+        self.is_guarding = False
+        self.explanation = ""
 
     def decide(self, snapshot: Snapshot) -> Sequence[manager.Eviction]:
         if not self._is_on:
             return ()
         if not self.plugin.is_enabled(snapshot):
-            self._has_state, self.claims = False, ()
+            self._has_state, self.claims, self.threads_of, self.is_guarding = False, (), (), False
             return ()
         if not self._has_state:
             self._state, self._has_state = self.plugin.setup(self._context), True
@@ -494,14 +527,19 @@ class _PluginRun:
         self._strategies = snapshot.strategies
         decision = self.plugin.run(snapshot, self._state)
         self._state, self.claims = decision.state, decision.claims
+        self.threads_of, self.is_guarding = decision.threads_of, decision.is_guarding
+        self.explanation = decision.explanation
         return decision.evictions
 
 
 class _Samples(Metrics):
     """Samples of all cgroups, one per step."""
 
-    def __init__(self, kernel: Kernel, longest_s: float) -> None:
+    def __init__(self, kernel: Kernel, longest_s: float, *, has_pressure: bool) -> None:
         self._kernel = kernel
+        self._has_pressure = has_pressure
+        self._pressures: dict[str, tuple[float, ...]] = {}
+        self._delays: dict[str, tuple[float, float]] = {}
         self._longest_s = longest_s
         self._counters: dict[str, tuple[float, float, float]] = {}
         self._found: dict[tuple[str, Metric], deque[tuple[float, float]]] = {}
@@ -521,10 +559,43 @@ class _Samples(Metrics):
                 memory += cgroup.memory_bytes
                 cache += cgroup.cache_bytes
         self._counters = counters
+        if self._has_pressure:
+            self._take_pressure(seconds)
+        elif self._kernel.has_waits:
+            self._take_run_delay()
         self._add(NODE_CGROUP, Metric.CPU_USAGE, self._kernel.used_cores)
         self._add(NODE_CGROUP, Metric.CPU_LOAD, self._kernel.load)
         self._add(NODE_CGROUP, Metric.MEMORY_USAGE, memory)
         self._add(NODE_CGROUP, Metric.MEMORY_WITH_CACHE, memory + cache)
+
+    def _take_pressure(self, seconds: float) -> None:
+        found = {each.name: tuple(each.pressure.totals_us) for each in self._kernel.cgroups.values()}
+        found[NODE_CGROUP] = tuple(self._kernel.pressure.totals_us)
+        for cgroup, totals_us in found.items():
+            before = self._pressures.get(cgroup, (0.0, 0.0))
+            shares = ((now - then) / (seconds * 1e6) for now, then in zip(totals_us, before, strict=True))
+            for metric, share in zip((Metric.CPU_PRESSURE, Metric.CPU_PRESSURE_FULL), shares, strict=True):
+                if (cgroup, metric) != (NODE_CGROUP, Metric.CPU_PRESSURE_FULL):
+                    self._add(cgroup, metric, share)
+        self._pressures = found
+
+    def _take_run_delay(self) -> None:
+        found: dict[CgroupPath, list[float]] = {}
+        for path, cgroup in self._kernel.cgroups.items():
+            if cgroup.workload is not None:
+                for depth in range(1, len(path) + 1):
+                    total = found.setdefault(path[:depth], [0.0, 0.0])
+                    total[0] += cgroup.usage_us
+                    total[1] += cgroup.delay_us
+        delays: dict[str, tuple[float, float]] = {}
+        for path, total in found.items():
+            name = self._kernel.cgroups[path].name
+            delays[name] = total[0], total[1]
+            before = self._delays.get(name, (0.0, 0.0))
+            ran_us, waited_us = total[0] - before[0], total[1] - before[1]
+            if ran_us + waited_us > 0:
+                self._add(name, Metric.CPU_RUN_DELAY, waited_us / (ran_us + waited_us))
+        self._delays = delays
 
     def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
         now_s = self._kernel.now_s
@@ -536,6 +607,10 @@ class _Samples(Metrics):
             ranked[min(int(len(ranked) * part), len(ranked) - 1)] for part in (0.5, 0.9, 0.95, 0.99)
         )
         return Window(values[-1], sum(values) / len(values), p50, p90, p95, p99, len(values))
+
+    def timed(self, cgroup: str, metric: Metric, length_s: float) -> Sequence[tuple[float, float]]:
+        found = self._found.get((cgroup, metric), ())
+        return [each for each in found if each[0] > self._kernel.now_s - length_s]
 
     def _add(self, cgroup: str, metric: Metric, value: float) -> None:
         found = self._found.setdefault((cgroup, metric), deque())

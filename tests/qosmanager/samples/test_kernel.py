@@ -7,15 +7,17 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, find_mounts
 from runtimeproxy.qosmanager.plugin import Need
-from runtimeproxy.qosmanager.samples.kernel_files import cgroup_sources
+from runtimeproxy.qosmanager.samples.kernel_files import UNIFIED, cgroup_sources, hybrid_mount
 from runtimeproxy.qosmanager.samples.malachite_answers import Reading, cgroup_readings
 from runtimeproxy.qosmanager.samples.reader import Loss
 from runtimeproxy.qosmanager.samples.sampler import Sampler
+from runtimeproxy.qosmanager.samples.waits import SWITCHED_OFF
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Window
 from tests.lab.programs import need_controllers_of_v1
 from tests.qosmanager.samples.malachite_server import Files
@@ -150,3 +152,48 @@ def test_malachite_and_the_files_have_the_same_numbers(pod: str) -> None:
         # The kernel counts pages in batches of each CPU.
         assert reading.numbers == pytest.approx(after[metric], abs=4 << 20)
         assert max(reading.numbers) > 32 << 20
+
+
+def test_waits_beside_other_work(pod: str) -> None:
+    """Pressure of the hierarchy of version 2 beside, if there is one, and run delay of the threads."""
+    unified = DEFAULT_ROOT / "unified" / pod[1:]
+    mounts = {**find_mounts(), **hybrid_mount(DEFAULT_ROOT)}
+    metrics = [Metric.CPU_RUN_DELAY]
+    if UNIFIED in mounts:
+        metrics.append(Metric.CPU_PRESSURE_FULL)
+        unified.mkdir()
+    sampler = Sampler(mounts, most_cpus=os.cpu_count() or 1)
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(2 * (os.cpu_count() or 1)):
+                stack.enter_context(working(pod))
+            if UNIFIED in mounts:
+                for process in (DEFAULT_ROOT / "cpu" / pod[1:] / "cgroup.procs").read_text().split():
+                    (unified / "cgroup.procs").write_text(process)
+            sampler.follow_threads([pod])
+            # They wait for each other: not all of them have a CPU at any time.
+            passes_until(sampler, pod, Metric.CPU_RUN_DELAY, lambda window: window.last > 0.01)
+            if UNIFIED in mounts:
+                passes_until(sampler, pod, Metric.CPU_PRESSURE_FULL, lambda window: window.last >= 0.0)
+                switch = unified / "cgroup.pressure"
+                assert sampler.absence(pod, Metric.CPU_PRESSURE_FULL) == ""
+                if switch.exists():
+                    switch.write_text("0")
+                    assert sampler.absence(pod, Metric.CPU_PRESSURE_FULL) == SWITCHED_OFF
+    finally:
+        sampler.close()
+        if UNIFIED in mounts:
+            remove(unified)
+
+
+def remove(folder: Path) -> None:
+    """Removes a cgroup whose processes are about to end."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        try:
+            folder.rmdir()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise TimeoutError(f"{folder} has processes")

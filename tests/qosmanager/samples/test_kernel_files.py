@@ -40,7 +40,7 @@ from runtimeproxy.qosmanager.snapshot import Metric
 
 NOT_IN_FILES_OF_CGROUPS = {
     *(Metric.CYCLES_PER_INSTRUCTION, Metric.CPU_LOAD, Metric.CPU_RUNNABLE, Metric.KSWAPD_STEAL),
-    *(Metric.MEMORY_FREE, Metric.MEMORY_TOTAL, Metric.WATERMARK_SCALE),
+    *(Metric.MEMORY_FREE, Metric.MEMORY_TOTAL, Metric.WATERMARK_SCALE, Metric.CPU_RUN_DELAY),
 }
 VMSTAT = b"nr_free_pages 7\npgsteal_kswapd 12\npgsteal_direct 3\n"
 SCHEDSTAT = (

@@ -571,3 +571,14 @@ def test_its_own_thread_asks_and_ends(tmp_path: Path) -> None:
         assert tree.sampler.metrics_source == (MetricsSource.KERNEL, "")
         tree.tick(MEMORY)
     tree.sampler.close()
+
+
+@pytest.mark.parametrize(("is_fresh", "expected"), [(False, 1.0), (True, 3.0)])
+def test_what_has_to_be_of_each_second_is_read(node: Node, is_fresh: bool, expected: float) -> None:
+    need = CPU._replace(is_fresh=is_fresh)
+    node.pod_cores = 1.0
+    node.run(35, need, MEMORY)
+    node.pod_cores = 3.0
+    node.run(2, need, MEMORY)
+    assert node.last(Metric.CPU_USAGE) == pytest.approx(expected)
+    assert node.in_use[0] is MetricsSource.MALACHITE

@@ -138,6 +138,7 @@ def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProc
         "core-sched": (answer.OUTCOME_OFF, "off by default"),
         "cpu-normalization": (answer.OUTCOME_OFF, "off by default"),
         "memory-qos": (answer.OUTCOME_OFF, "off by default"),
+        "startup-boost": (answer.OUTCOME_OFF, "off by default"),
         "block-io": (answer.OUTCOME_OFF, "off by default"),
         "oom-score": (answer.OUTCOME_OFF, "off by default"),
         "katalyst-pools": (answer.OUTCOME_OFF, "off by default"),

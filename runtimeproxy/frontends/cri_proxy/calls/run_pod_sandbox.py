@@ -158,12 +158,15 @@ class NewSandbox(CriCall):
         return NO_WORK
 
     def place(self) -> None:
-        """Places the pod in Katalyst's pools, before policies are asked."""
+        """Tells of the pod, before policies are asked: Katalyst's pools, and who lifts bounds meanwhile."""
+        config = self._draft.config
+        self.core.begin_start(config.metadata.uid, config.linux.cgroup_parent)
         if self.core.pools is not None and self.core.pools.is_on:
             view = self._draft.view()
             self._pools_uid, self._is_placed = view.uid, self.core.pools.admit(view)
 
     def _displace(self) -> None:
+        self.core.end_start(self._draft.config.metadata.uid)
         if self._is_placed and self.core.pools is not None:
             self.core.pools.undo(self._pools_uid)
 

@@ -1,0 +1,157 @@
+"""What a pod may wait: by annotation or strategy, else by what it waits while BE pods do nothing. Pure.
+
+What is learnt belongs to a workload, not to a pod: pods come and go. It is learnt by load, as more load waits
+more without any neighbour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from runtimeproxy.qosmanager.guard.signal import Kind
+from runtimeproxy.qosmanager.profiling.histogram import Buckets, UsageHistogram
+
+
+class Limits(NamedTuple):
+    """Of targets that are learnt, in thousandths."""
+
+    default: float
+    """Until enough is known."""
+    least: float
+    most: float
+
+
+LIMITS: Final[Mapping[Kind, Limits]] = {
+    Kind.PRESSURE: Limits(20.0, 5.0, 50.0),
+    Kind.RUN_DELAY: Limits(200.0, 50.0, 400.0),
+}
+MARGIN: Final = 1.3
+"""Over what is usual."""
+USUAL: Final = 0.75
+"""The percentile of quiet seconds."""
+ENOUGH_S: Final = 60
+"""Quiet seconds of one load before they count."""
+QUIET_SHARE: Final = 0.03
+"""Of the node's CPUs: a second in which BE pods use less is quiet."""
+UNPROBED_S: Final = 1_800.0
+"""Without a quiet second for so long, a probe makes some."""
+PROBE_S: Final = 5.0
+PROBE_PAUSE_S: Final = 600.0
+MOST_WORKLOADS: Final = 512
+"""Those that were seen last are kept: about 4 MB."""
+_LOADS: Final = 12
+"""Usage in powers of two: from 1/16 of a CPU to 128 CPUs."""
+_FIRST_LOAD: Final = -4
+_BUCKETS: Final = Buckets(0.5, 1.15, 1_000.0, 24 * 3_600.0)
+"""Thousandths; weights lose half in a day."""
+
+
+def load_of(used_cores: float) -> int:
+    """Return the number of the load, 0 to 11."""
+    return min(max(math.floor(math.log2(max(used_cores, 1e-6))) - _FIRST_LOAD, 0), _LOADS - 1)
+
+
+class Target(NamedTuple):
+    """A target, in thousandths."""
+
+    waited: float
+    source: str
+    """For people."""
+
+
+class _Quiet:
+    """Quiet seconds of one workload at one load."""
+
+    __slots__ = ("histogram", "seconds")
+
+    def __init__(self) -> None:
+        self.histogram = UsageHistogram(_BUCKETS)
+        self.seconds = 0
+        """At most `ENOUGH_S`."""
+
+
+class QuietHistory:
+    """What workloads wait while BE pods do nothing. Changed in place."""
+
+    def __init__(self) -> None:
+        self._by_workload: OrderedDict[str, dict[tuple[Kind, int], _Quiet]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_workload)
+
+    def add(self, workload: str, kind: Kind, used_cores: float, waited: float, wall_s: float) -> None:
+        """Learns from one quiet second."""
+        loads = self._by_workload.setdefault(workload, {})
+        self._by_workload.move_to_end(workload)
+        if len(self._by_workload) > MOST_WORKLOADS:
+            self._by_workload.popitem(last=False)
+        quiet = loads.setdefault((kind, load_of(used_cores)), _Quiet())
+        quiet.histogram.add(waited, wall_s)
+        quiet.seconds = min(quiet.seconds + 1, ENOUGH_S)
+
+    def target(self, workload: str, kind: Kind, used_cores: float) -> Target:
+        """Return the target at this load."""
+        limits = LIMITS[kind]
+        quiet = self._by_workload.get(workload, {}).get((kind, load_of(used_cores)))
+        if quiet is None or quiet.seconds < ENOUGH_S:
+            known = quiet.seconds if quiet is not None else 0
+            return Target(limits.default, f"default: {known} of {ENOUGH_S} quiet seconds at this load")
+        usual = quiet.histogram.percentile(USUAL) or 0.0
+        target = min(max(MARGIN * usual, limits.least), limits.most)
+        return Target(target, f"{MARGIN:g} x {usual:.1f}, usual while BE pods are quiet")
+
+    def saved(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            workload: {
+                f"{kind}/{load}": {"seconds": quiet.seconds, **quiet.histogram.saved()}
+                for (kind, load), quiet in loads.items()
+            }
+            for workload, loads in self._by_workload.items()
+        }
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> QuietHistory:
+        """The history that `saved` gave. Raises ValueError."""
+        history = cls()
+        try:
+            for workload, loads in list(saved.items())[-MOST_WORKLOADS:]:
+                found = history._by_workload.setdefault(workload, {})
+                for name, each in loads.items():
+                    kind, _, load = name.partition("/")
+                    if not 0 <= int(load) < _LOADS:
+                        raise ValueError(f"load {load}")
+                    quiet = found.setdefault((Kind(kind), int(load)), _Quiet())
+                    quiet.histogram = UsageHistogram.restored(_BUCKETS, each)
+                    quiet.seconds = min(max(int(each["seconds"]), 0), ENOUGH_S)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a history: {error!r}") from error
+        return history
+
+
+def configured(
+    kind: Kind, pressure_ms: float | None, run_delay_percent: float | None, source: str
+) -> Target | None:
+    """Return the target that a strategy or an annotation says for this kind; None: it says none."""
+    if kind is Kind.PRESSURE:
+        return None if pressure_ms is None else Target(pressure_ms, source)
+    return None if run_delay_percent is None else Target(run_delay_percent * 10.0, source)
+
+
+def wants_probe(
+    now_s: float, quiet_s: float, probed_s: float, waits: Mapping[str, tuple[float, float]]
+) -> bool:
+    """Return whether BE pods are to be quiet for a moment, so that something can be learnt.
+
+    Args:
+        now_s: Monotonic.
+        quiet_s: The last quiet second, or the start.
+        probed_s: The last probe.
+        waits: By pod: what it waits, and its target.
+    """
+    if now_s - quiet_s < UNPROBED_S or now_s - probed_s < PROBE_PAUSE_S:
+        return False
+    return any(waited > target / 2 for waited, target in waits.values())

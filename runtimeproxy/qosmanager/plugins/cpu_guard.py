@@ -1,0 +1,536 @@
+"""The CPU guard: BE pods get what LS pods do not feel.
+
+What LS pods wait for CPUs says how much all BE pods together may have. The arithmetic is in
+`runtimeproxy.qosmanager.guard`; here samples become its input, and its results claims. Beyond that BE pods
+are made to yield. CPU suppress claims nothing while the guard sees what pods feel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Final, NamedTuple
+
+from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.qosmanager.conditions import service_of
+from runtimeproxy.qosmanager.guard.law import Facts, LawState, Step, decide, floor_of, given_back, probed
+from runtimeproxy.qosmanager.guard.lever import Position, held_bound, is_by_cpus, moved
+from runtimeproxy.qosmanager.guard.metrics import Figures, GuardCollector, PodFigures
+from runtimeproxy.qosmanager.guard.signal import Felt, Kind, Missing, Sample, Second, is_blind, missing
+from runtimeproxy.qosmanager.guard.target import (
+    PROBE_S,
+    QUIET_SHARE,
+    QuietHistory,
+    configured,
+    wants_probe,
+)
+from runtimeproxy.qosmanager.guard.target import (
+    Target as Allowed,
+)
+from runtimeproxy.qosmanager.listening import MetricsListener, listen_problem
+from runtimeproxy.qosmanager.plugin import (
+    BE_CLASS,
+    CPUS,
+    GUARD,
+    QUOTA,
+    Claim,
+    Decision,
+    Mode,
+    Need,
+    Plugin,
+    PluginContext,
+    Role,
+    Target,
+)
+from runtimeproxy.qosmanager.plugins.cpu_suppress import be_cpus, select_cpus
+from runtimeproxy.qosmanager.snapshot import LOOK_BACK_S, ContainerState, Level, Metric, Pod, Snapshot
+from runtimeproxy.state.state_file import StateFile
+from runtimeproxy.units import UNLIMITED, format_cpu_list, parse_cpu_list
+
+IDLE: Final = "cpu.idle"
+SAVING_S: Final = 600.0
+"""What is learnt is saved this often."""
+ASKED_S: Final = 10.0
+"""What BE pods ask for is the 95th percentile of so long."""
+MOST_NAMED: Final = 3
+"""Pods that an explanation names."""
+_FILE: Final = "cpu-guard.json"
+_GUARDED: Final = frozenset({QoSClass.LS, QoSClass.LSR, QoSClass.LSE})
+_BATCH_CPU: Final = "kubernetes.io/batch-cpu"
+_FEATURE_IDLE: Final = "idle"
+"""Source: `Feature.IDLE` of runtimeproxy.node.snapshot."""
+_NOTHING_S: Final = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuGuardOptions:
+    """`[plugins.cpu-guard.options]`."""
+
+    folder: str = ""
+    """Where it is saved what pods wait while BE pods are quiet (`cpu-guard.json`); empty: nowhere, and it is
+    learnt anew by each process."""
+    metrics_listen: str = ""
+    """Address such as `127.0.0.1:9447` on which metrics are served for Prometheus; empty: none."""
+
+
+class PodState(NamedTuple):
+    """What is known of one guarded pod."""
+
+    felt: Felt
+    read_s: float = _NOTHING_S
+    """The last second that was judged."""
+    used_cores: float = 0.0
+    missing: Missing | None = Missing.NOTHING_READ
+    """Why the last second is no sample; None: it is one."""
+    allowed: Allowed | None = None
+    """Its target, since it has had a sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardState:
+    """What is remembered from second to second."""
+
+    law: LawState = field(default_factory=LawState)
+    position: Position = field(default_factory=Position)
+    cpus: frozenset[int] = frozenset()
+    """Those of the position."""
+    pods: Mapping[str, PodState] = field(default_factory=dict)
+    """By uid."""
+    started_s: float | None = None
+    sampled_s: float = _NOTHING_S
+    """The last sample of any pod."""
+    is_seeing: bool = False
+    blind_s: float = _NOTHING_S
+    """Since when it is blind."""
+    quiet_s: float = _NOTHING_S
+    probed_s: float = _NOTHING_S
+    saved_s: float = _NOTHING_S
+    step: Step | None = None
+    """The last decision; None while it is blind."""
+    problem: str = ""
+    """Why what was learnt before is not used."""
+    history: QuietHistory = field(default_factory=QuietHistory, compare=False)
+    """Changed in place."""
+    claims: tuple[Claim, ...] = ()
+
+
+class CpuGuardPlugin(Plugin[GuardState]):
+    """Bounds BE pods by what others feel, and makes them yield."""
+
+    name: ClassVar[str] = GUARD
+    default_mode: ClassVar[Mode] = Mode.DRY_RUN
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            Need(Level.QOS_CLASS, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
+            Need(Level.QOS_CLASS, Metric.CPU_PRESSURE, ASKED_S, is_fresh=True),
+            Need(Level.POD, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
+            Need(Level.POD, Metric.CPU_PRESSURE_FULL, ASKED_S, is_fresh=True),
+            Need(Level.POD, Metric.CPU_RUN_DELAY, ASKED_S, is_fresh=True),
+            *(
+                Need(level, Metric.CPU_THROTTLED, ASKED_S, is_fresh=True)
+                for level in (Level.QOS_CLASS, Level.POD, Level.CONTAINER)
+            ),
+        }
+    )
+    options_type: ClassVar[type[CpuGuardOptions]] = CpuGuardOptions
+
+    def __init__(self) -> None:
+        self._options = CpuGuardOptions()
+        self.collector = GuardCollector()
+        self.metrics = MetricsListener(self.collector)
+
+    def option_problems(self, options: CpuGuardOptions) -> Sequence[tuple[str, str]]:
+        problems: list[tuple[str, str]] = []
+        if options.folder and not Path(options.folder).is_absolute():
+            problems.append(("folder", "is not an absolute path"))
+        if problem := listen_problem(options.metrics_listen):
+            problems.append(("metrics_listen", problem))
+        return problems
+
+    def setup(self, context: PluginContext) -> GuardState:
+        """The bound is what the daemon's claims say: CPU of BE pods must not jump."""
+        self._options = context.options or CpuGuardOptions()
+        self.metrics.listen(self._options.metrics_listen)
+        quota_us, cpus = UNLIMITED, frozenset[int]()
+        for claim in context.held:
+            if claim.role is Role.AT_MOST and claim.field == QUOTA and isinstance(claim.value, int):
+                quota_us = claim.value
+            elif claim.role is Role.AT_MOST and claim.field == CPUS:
+                cpus = parse_cpu_list(str(claim.value))
+        state = GuardState(position=Position(quota_us, len(cpus)), cpus=cpus, claims=tuple(context.held))
+        if not self._options.folder:
+            return state
+        file = _file(self._options.folder)
+        history = file.load(QuietHistory.restored)
+        return replace(state, history=history or QuietHistory(), problem=file.unusable)
+
+    def is_enabled(self, snapshot: Snapshot) -> bool:
+        return snapshot.asks_for(self.name)
+
+    def run(self, snapshot: Snapshot, state: GuardState) -> Decision[GuardState]:
+        if not snapshot.node.cpus:
+            return Decision(state, state.claims, explanation="the CPUs of the node are not known")
+        now_s, strategy = snapshot.now_s, snapshot.strategies.cpu_guard
+        if state.started_s is None:
+            state = _begun(state, snapshot)
+        guarded = [pod for pod in snapshot.pods if is_guarded(pod)]
+        used, asked = be_cores(snapshot)
+        state = self._felt(snapshot, state, guarded, used)
+        errors = {uid: error for uid, pod in state.pods.items() if (error := _error(pod, now_s)) is not None}
+        if not strategy.feedback:
+            state = replace(state, law=LawState(), step=None, is_seeing=False)
+            said = "no feedback: BE pods are not bounded"
+        else:
+            state, said = self._decided(snapshot, state, errors, used, asked)
+        state = _moved(snapshot, state)
+        idle, idle_said = _idle_claims(snapshot, bool(guarded))
+        claims = (*_bounds(snapshot, state, said), *idle)
+        state = replace(state, claims=claims)
+        self.collector.figures = _figures(snapshot, state)
+        problem = self._save(snapshot, state)
+        if not problem:
+            state = replace(state, saved_s=_saved_s(state, now_s))
+        notes = (said, *_felt_text(snapshot, state, errors), idle_said, problem, state.problem)
+        return Decision(
+            state,
+            claims,
+            explanation="; ".join(filter(None, notes)),
+            threads_of=_threads_of(snapshot, guarded) if strategy.feedback else (),
+            is_guarding=state.is_seeing,
+        )
+
+    def _felt(
+        self, snapshot: Snapshot, state: GuardState, guarded: Sequence[Pod], be_used: float | None
+    ) -> GuardState:
+        """The state with the samples of the last second."""
+        now_s = snapshot.now_s
+        in_probe = now_s - state.probed_s < PROBE_S + 1 and now_s - state.probed_s > 1
+        is_quiet = in_probe or (be_used is not None and be_used < QUIET_SHARE * len(snapshot.node.cpus))
+        pods: dict[str, PodState] = {}
+        sampled_s, quiet_s = state.sampled_s, state.quiet_s
+        for pod in guarded:
+            before = state.pods.get(pod.uid, PodState(Felt(Kind.PRESSURE)))
+            kind, second = second_of(snapshot, pod)
+            if second is None:
+                pods[pod.uid] = before._replace(missing=Missing.NOTHING_READ)
+                continue
+            if second.at_s <= before.read_s:
+                pods[pod.uid] = before
+                continue
+            why, used = missing(second), second.used_cores or 0.0
+            if why is not None or second.waited is None:
+                pods[pod.uid] = before._replace(read_s=second.at_s, missing=why)
+                continue
+            if is_quiet:
+                state.history.add(workload_of(pod), kind, used, second.waited, snapshot.wall_s)
+                quiet_s = now_s
+            felt = before.felt.after(kind, Sample(second.at_s, second.waited))
+            pods[pod.uid] = PodState(felt, second.at_s, used, None, self._allowed(state, pod, kind, used))
+            sampled_s = now_s
+        return replace(state, pods=pods, sampled_s=sampled_s, quiet_s=quiet_s)
+
+    def _allowed(self, state: GuardState, pod: Pod, kind: Kind, used: float) -> Allowed:
+        own = pod.cpu_guard
+        said = configured(kind, own.target_pressure_milliseconds, own.target_run_delay_percent, "configured")
+        return said or state.history.target(workload_of(pod), kind, used)
+
+    def _decided(
+        self,
+        snapshot: Snapshot,
+        state: GuardState,
+        errors: Mapping[str, float],
+        used: float | None,
+        asked: float | None,
+    ) -> tuple[GuardState, str]:
+        """The state with the next bound, and what is said of it."""
+        now_s, cpus, strategy = snapshot.now_s, len(snapshot.node.cpus), snapshot.strategies.cpu_guard
+        if is_blind(now_s, state.sampled_s) or used is None or asked is None:
+            blind_s = now_s if state.is_seeing else state.blind_s
+            law, said = given_back(state.law, now_s, blind_s, cpus)
+            state = replace(state, law=law, step=None, is_seeing=False, blind_s=blind_s)
+            return state, f"blind: {_blind_reason(snapshot, state, used)}; {said}"
+        law = state.law
+        if not state.is_seeing and law.bound is None and snapshot.be_limit_cores is not None:
+            # CPU suppress ends its bound now: it goes on from there.
+            law = replace(law, bound=max(int(snapshot.be_limit_cores * 1_000), 1))
+        state = replace(state, is_seeing=True)
+        if now_s - state.probed_s < PROBE_S:
+            return replace(state, law=law), "probe: BE pods are at the floor, to learn what is usual"
+        waits = dict(_waits(state))
+        if strategy.probe and wants_probe(now_s, state.quiet_s, state.probed_s, waits):
+            return replace(state, law=law, probed_s=now_s), "probe: BE pods go to the floor"
+        size = law.bound if law.bound is not None else int(asked * 1_000)
+        step = decide(
+            law,
+            Facts(
+                now_s=now_s,
+                errors=errors,
+                be_used=used * 1_000,
+                be_asked=asked * 1_000,
+                be_waits=_be_waits(snapshot),
+                cpus=cpus,
+                floor=strategy.floor_millicores,
+                is_whole=is_by_cpus(size, cpus, snapshot.node.cpu_manager_policy),
+            ),
+        )
+        return replace(state, law=step.state, step=step), _step_text(snapshot, step, used)
+
+    def _save(self, snapshot: Snapshot, state: GuardState) -> str:
+        """Saves what was learnt if that is due; returns why that is not possible."""
+        if not self._options.folder or snapshot.now_s - state.saved_s < SAVING_S:
+            return ""
+        if not Path(self._options.folder).is_dir():
+            return f"{self._options.folder} cannot be written: there is no such folder"
+        try:
+            _file(self._options.folder).save(state.history.saved())
+        except OSError as error:
+            return f"{self._options.folder} cannot be written: {error.strerror}"
+        return ""
+
+
+def is_guarded(pod: Pod) -> bool:
+    """Whether a pod counts: LS, LSR and LSE pods, and those that have targets of their own."""
+    own = pod.cpu_guard
+    has_target = pod.qos is QoSClass.NONE and not (
+        own.target_pressure_milliseconds is None and own.target_run_delay_percent is None
+    )
+    is_be = pod.kube_qos is KubeQoSClass.BEST_EFFORT and pod.qos is QoSClass.NONE
+    return bool(pod.cgroup) and not is_be and (pod.qos in _GUARDED or has_target)
+
+
+def workload_of(pod: Pod) -> str:
+    """Return what a pod is one of: namespace, name without what controllers add, containers."""
+    return f"{service_of(pod)}:{','.join(sorted(each.name for each in pod.containers))}"
+
+
+def be_cores(snapshot: Snapshot) -> tuple[float | None, float | None]:
+    """Return what BE pods use now, and what they ask for: the 95th percentile of 10 s. None: not known."""
+    cgroup = snapshot.node.qos_cgroups.get(KubeQoSClass.BEST_EFFORT)
+    cgroups = [cgroup] if cgroup else [pod.cgroup for pod in snapshot.pods if _is_best_effort(pod)]
+    now = [snapshot.metrics.window(each, Metric.CPU_USAGE, LOOK_BACK_S) for each in cgroups]
+    if cgroup and now[0] is None:
+        return None, None
+    longer = [snapshot.metrics.window(each, Metric.CPU_USAGE, ASKED_S) for each in cgroups]
+    return (
+        sum(each.avg for each in now if each is not None),
+        sum(each.p95 for each in longer if each is not None),
+    )
+
+
+def _be_waits(snapshot: Snapshot) -> float | None:
+    cgroup = snapshot.node.qos_cgroups.get(KubeQoSClass.BEST_EFFORT, "")
+    window = snapshot.metrics.window(cgroup, Metric.CPU_PRESSURE, ASKED_S)
+    return window.avg if window is not None else None
+
+
+def second_of(snapshot: Snapshot, pod: Pod) -> tuple[Kind, Second | None]:
+    """Return what was read of a pod in the last pass, by pressure if there is any; None: nothing."""
+    metrics = snapshot.metrics
+    kind, scale = Kind.PRESSURE, 1_000.0
+    timed = metrics.timed(pod.cgroup, Metric.CPU_PRESSURE_FULL, ASKED_S / 2)
+    if not timed:
+        kind = Kind.RUN_DELAY
+        timed = metrics.timed(pod.cgroup, Metric.CPU_RUN_DELAY, ASKED_S / 2)
+    if not timed:
+        return kind, None
+    at_s, waited = timed[-1]
+    # Throttling is a wait, too: without any nothing was throttled.
+    shares = (metrics.last(each, Metric.CPU_THROTTLED, LOOK_BACK_S) for each in _cgroups_of(snapshot, pod))
+    is_throttled = waited > 0 and any(shares)
+    return kind, Second(
+        at_s=at_s,
+        elapsed_s=at_s - timed[-2][0] if len(timed) > 1 else None,
+        waited=waited * scale,
+        used_cores=metrics.last(pod.cgroup, Metric.CPU_USAGE, LOOK_BACK_S),
+        is_throttled=is_throttled,
+        age_s=snapshot.wall_s - pod.created_s if pod.created_s is not None else None,
+        is_boosted=pod.is_boosted,
+    )
+
+
+def _cgroups_of(snapshot: Snapshot, pod: Pod) -> Iterator[str]:
+    yield pod.cgroup
+    yield from (each.cgroup for each in pod.containers if each.cgroup)
+    yield from (each for each in snapshot.node.qos_cgroups.values() if pod.cgroup.startswith(f"{each}/"))
+
+
+def _begun(state: GuardState, snapshot: Snapshot) -> GuardState:
+    """The state of the first run: the bound of the claims that were held."""
+    now_s = snapshot.now_s
+    allowed = frozenset(cpu.id for cpu in be_cpus(snapshot.node, snapshot.pods))
+    if state.cpus and allowed <= state.cpus:
+        # They keep BE pods off CPUs of others, and bound nothing.
+        state = replace(state, cpus=frozenset(), position=state.position._replace(cpus=0))
+    bound = held_bound(state.position.quota_us, state.position.cpus)
+    return replace(
+        state, started_s=now_s, blind_s=now_s, quiet_s=now_s, saved_s=now_s, law=LawState(bound=bound)
+    )
+
+
+def _error(pod: PodState, now_s: float) -> float | None:
+    if pod.allowed is None or pod.read_s <= now_s - LOOK_BACK_S:
+        return None
+    median = pod.felt.median(now_s)
+    return None if median is None else median / pod.allowed.waited
+
+
+def _waits(state: GuardState) -> Iterator[tuple[str, tuple[float, float]]]:
+    for uid, pod in state.pods.items():
+        if pod.felt.samples and pod.allowed is not None:
+            yield uid, (pod.felt.samples[-1].waited, pod.allowed.waited)
+
+
+def _moved(snapshot: Snapshot, state: GuardState) -> GuardState:
+    """The state with the next position of CPUs and quota."""
+    node, now_s = snapshot.node, snapshot.now_s
+    bound = state.law.bound
+    if now_s - state.probed_s < PROBE_S:
+        bound = probed(state.law, len(node.cpus), snapshot.strategies.cpu_guard.floor_millicores)
+    by_cpus = bound is not None and is_by_cpus(bound, len(node.cpus), node.cpu_manager_policy)
+    position = moved(state.position, bound, by_cpus=by_cpus, now_s=now_s)
+    allowed = be_cpus(node, snapshot.pods)
+    ids, count = frozenset(cpu.id for cpu in allowed), min(position.cpus, len(allowed))
+    cpus = state.cpus & ids
+    if len(cpus) != count:
+        lsr = frozenset[int]().union(*(pod.cpus for pod in snapshot.pods if pod.qos is QoSClass.LSR))
+        cpus = select_cpus(allowed, count, lsr)
+    return replace(state, position=position, cpus=cpus)
+
+
+def _bounds(snapshot: Snapshot, state: GuardState, reason: str) -> Iterator[Claim]:
+    """The claims on the class of BE pods."""
+    if state.position.quota_us != UNLIMITED:
+        yield Claim(BE_CLASS, QUOTA, Role.AT_MOST, state.position.quota_us, reason=reason)
+    cpus = state.cpus
+    if not cpus and state.is_seeing and snapshot.strategies.threshold.enable:
+        # CPU suppress keeps BE pods off CPUs of LSE pods, and claims nothing now.
+        cpus = frozenset(cpu.id for cpu in be_cpus(snapshot.node, snapshot.pods))
+        if len(cpus) == len(snapshot.node.cpus) or snapshot.node.cpu_manager_policy == "static":
+            cpus = frozenset()
+    if cpus:
+        yield Claim(BE_CLASS, CPUS, Role.AT_MOST, format_cpu_list(cpus), reason=reason)
+
+
+def _is_best_effort(pod: Pod) -> bool:
+    return pod.kube_qos is KubeQoSClass.BEST_EFFORT and pod.qos not in _GUARDED
+
+
+def _idle_claims(snapshot: Snapshot, has_guarded: bool) -> tuple[list[Claim], str]:
+    """The claims that make BE pods yield, and why there are none."""
+    if not snapshot.strategies.cpu_guard.idle_pods or not has_guarded:
+        return [], ""
+    if _FEATURE_IDLE not in snapshot.node.features:
+        return [], "the kernel has no cpu.idle (5.15): BE pods keep their weights"
+    # Batch resources give weights, and the kernel refuses those of an idle cgroup.
+    pods = [
+        pod
+        for pod in snapshot.pods
+        if _is_best_effort(pod)
+        and any(each.state is ContainerState.RUNNING for each in pod.containers)
+        and not any(_BATCH_CPU in each.requests for each in pod.containers)
+    ]
+    reason = "BE pods yield to LS pods"
+    return [Claim(Target(Level.POD, pod.uid), IDLE, Role.SET, 1, reason=reason) for pod in pods], ""
+
+
+def _threads_of(snapshot: Snapshot, guarded: Sequence[Pod]) -> tuple[str, ...]:
+    """The pods without pressure, the busiest ones first."""
+    found: list[tuple[float, str]] = []
+    for pod in guarded:
+        if not snapshot.metrics.timed(pod.cgroup, Metric.CPU_PRESSURE_FULL, ASKED_S):
+            used = snapshot.metrics.last(pod.cgroup, Metric.CPU_USAGE, LOOK_BACK_S) or 0.0
+            found.append((-used, pod.cgroup))
+    return tuple(cgroup for _, cgroup in sorted(found))
+
+
+def _figures(snapshot: Snapshot, state: GuardState) -> Figures:
+    names = {pod.uid: pod for pod in snapshot.pods}
+    step, law = state.step, state.law
+    return Figures(
+        is_blind=not state.is_seeing,
+        rule=step.rule if step is not None else 0,
+        error=step.error if step is not None else None,
+        bound=law.bound,
+        bad=law.bad,
+        floor=floor_of(len(snapshot.node.cpus), snapshot.strategies.cpu_guard.floor_millicores),
+        pods=[
+            PodFigures(
+                names[uid].namespace,
+                names[uid].name,
+                pod.felt.kind,
+                pod.felt.samples[-1].waited,
+                pod.allowed.waited,
+                uid in law.futile,
+                uid in law.settled,
+            )
+            for uid, pod in state.pods.items()
+            if uid in names and pod.felt.samples and pod.allowed is not None
+        ],
+    )
+
+
+# --- texts --------------------------------------------------------------------------------------------------
+
+
+def _step_text(snapshot: Snapshot, step: Step, used: float) -> str:
+    cpus, strategy = len(snapshot.node.cpus), snapshot.strategies.cpu_guard
+    bound = "none" if step.state.bound is None else f"{step.state.bound}m"
+    bad = "" if step.state.bad is None else f", B_bad {step.state.bad}m"
+    error = "none" if step.error is None else f"{step.error:.2f}"
+    driver = f" of {_name(snapshot, step.driver)}" if step.driver else ""
+    floor = floor_of(cpus, strategy.floor_millicores)
+    values = f"E {error}{driver}, B {bound}{bad}, F {floor}m, BE pods use {used * 1_000:.0f}m"
+    return f"rule {step.rule}: {step.reason}; {values}"
+
+
+def _felt_text(snapshot: Snapshot, state: GuardState, errors: Mapping[str, float]) -> Iterator[str]:
+    felt = sorted((uid for uid, error in errors.items() if error > 0), key=lambda each: (-errors[each], each))
+    for uid in felt[:MOST_NAMED]:
+        pod = state.pods[uid]
+        if pod.allowed is not None:
+            unit = "ms/s" if pod.felt.kind is Kind.PRESSURE else "permille run delay"
+            waited = pod.felt.samples[-1].waited
+            text = f"w {waited:.1f}, t {pod.allowed.waited:.1f} {unit} ({pod.allowed.source})"
+            yield f"{_name(snapshot, uid)}: {text}, e {errors[uid]:.2f}"
+    for word, pods in (("futile", state.law.futile), ("settled", state.law.settled)):
+        for uid, until_s in sorted(pods.items())[:MOST_NAMED]:
+            yield f"{word}: {_name(snapshot, uid)} for {until_s - snapshot.now_s:.0f} s"
+
+
+def _name(snapshot: Snapshot, uid: str) -> str:
+    return next((pod.full_name for pod in snapshot.pods if pod.uid == uid), uid)
+
+
+def _blind_reason(snapshot: Snapshot, state: GuardState, used: float | None) -> str:
+    """Why no pod has a sample."""
+    if not state.pods:
+        return "there is no LS, LSR or LSE pod"
+    if used is None:
+        return "what BE pods use is not known"
+    counts: dict[str, int] = {}
+    for pod in snapshot.pods:
+        if pod.uid in state.pods:
+            text = str(state.pods[pod.uid].missing or "no sample yet")
+            counts[text] = counts.get(text, 0) + 1
+    found = ", ".join(f"{text} ({count} pods)" for text, count in sorted(counts.items()))
+    unread = next(
+        (pod for pod in snapshot.pods if pod.uid in state.pods and _is_unread(state.pods[pod.uid])), None
+    )
+    if unread is None:
+        return found
+    metrics = (Metric.CPU_PRESSURE_FULL, Metric.CPU_RUN_DELAY)
+    why = filter(None, (snapshot.metrics.absence(unread.cgroup, each) for each in metrics))
+    return ": ".join((found, *why))
+
+
+def _is_unread(pod: PodState) -> bool:
+    return pod.missing is Missing.NOTHING_READ
+
+
+def _saved_s(state: GuardState, now_s: float) -> float:
+    return now_s if now_s - state.saved_s >= SAVING_S else state.saved_s
+
+
+def _file(folder: str) -> StateFile:
+    return StateFile(Path(folder) / _FILE, "targets are learnt anew")

@@ -1,0 +1,148 @@
+"""Pods that start, in each mode: the bound of their class is lifted meanwhile, and containers are boosted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from cri_api.runtime.v1 import api_pb2 as cri
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.testing import (
+    CgroupDriver,
+    CgroupFiles,
+    FakeRuntime,
+    NriAdaptation,
+    NriRuntimeState,
+    PodCgroups,
+)
+from runtimeproxy.testing.builders import pod_sandbox_config
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import Pod, batch_pod
+from tests.daemon.test_modes import WITHOUT_CALLS, bound, configuration, leased_values
+from tests.daemon.test_standalone import cgroup_of, explain, status_of
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.node_objects import NodeObjects
+from tests.lab.proxy_process import ProxyProcess
+
+BOOST: Final = {"startup-boost-config": {"clusterStrategy": {"limitPercent": 300, "maxSeconds": 600}}}
+BOUND_US: Final = "20000"
+LIFTED_US: Final = "120000"
+
+
+@pytest.fixture
+def runtime(socket_folder: Path, cgroup_files: CgroupFiles) -> Iterator[FakeRuntime]:
+    """One with NRI."""
+    cgroups = PodCgroups(CgroupDriver.CGROUPFS, cgroup_files)
+    state = NriRuntimeState(NriAdaptation(socket_folder / "nri.sock"), cgroups)
+    with FakeRuntime(socket_folder / "runtime.sock", state=state) as running:
+        yield running
+
+
+def starts_of(daemon: ProxyProcess) -> api_pb2.StartsStatus:
+    return status_of(daemon).ledger.starts
+
+
+def quota(files: CgroupFiles, cgroup: str) -> str:
+    return files.read(cgroup, "cpu.max").split()[0]
+
+
+def best_effort_starts(daemon: ProxyProcess, client: CriClient, files: CgroupFiles, mode: str) -> None:
+    """Its start lifts the bound of the class, and the claim stays what it is."""
+    made, cgroup = batch_pod(client, "batch"), "/kubepods/besteffort"
+    files.make(made.config.linux.cgroup_parent)
+    bound(daemon)
+    assert quota(files, cgroup) == BOUND_US
+    made.run()
+    if mode == "standalone":
+        # A real runtime has the sandbox's process there.
+        files.make(f"{made.config.linux.cgroup_parent}/{made.id}")
+    before = wait_until(lambda: starts_of(daemon) if starts_of(daemon).opened else None, "the opening")
+    assert (before.opened, before.not_opened) == (1, 0)
+    # Its file follows, unless this test is so slow that it is over.
+    wait_until(
+        lambda: quota(files, cgroup) == LIFTED_US or not starts_of(daemon).openings, "the lifted bound"
+    )
+    assert leased_values(daemon) == [BOUND_US]
+    made.create().start()
+    wait_until(lambda: quota(files, cgroup) == BOUND_US and not starts_of(daemon).openings, "the bound")
+    assert starts_of(daemon).opened == 1
+
+
+def service_starts(daemon: ProxyProcess, client: CriClient, files: CgroupFiles, mode: str) -> Pod:
+    """Its container is boosted by file; message and book have the kubelet's limit."""
+    config = pod_sandbox_config("web", qos="LS")
+    config.linux.cgroup_parent = "/kubepods/burstable/podweb"
+    files.make(config.linux.cgroup_parent)
+    files.write(config.linux.cgroup_parent, "cpu.max", "50000 100000")
+    limit = cri.LinuxContainerResources(cpu_shares=512, cpu_quota=50_000, cpu_period=100_000)
+    made = Pod(client, config, resources=limit).run().create()
+    made.start()
+    if mode == "nri":
+        # The program did not run before.
+        assert quota(files, cgroup_of(made)) == "150000"
+    parent = config.linux.cgroup_parent
+    wait_until(lambda: {quota(files, each) for each in (cgroup_of(made), parent)} == {"150000"}, "the boost")
+    assert booked_quota(client, made) == 50_000
+    return made
+
+
+def booked_quota(client: CriClient, made: Pod) -> int:
+    status = cri.ContainerStatusRequest(container_id=made.container)
+    found = client.runtime.ContainerStatus(status, timeout=CALL_TIMEOUT_S)
+    return found.status.resources.linux.cpu_quota
+
+
+@pytest.mark.parametrize(
+    "mode", ["proxy", *(pytest.param(each, marks=pytest.mark.slow) for each in WITHOUT_CALLS)]
+)
+def test_starts(
+    daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, socket_folder: Path, mode: str
+) -> None:
+    procfs = socket_folder / "proc"
+    procfs.mkdir()
+    # Of 8 CPUs all were idle since the boot.
+    cpus = "".join(f"cpu{each} 0 0 0 100\n" for each in range(8))
+    (procfs / "stat").write_text(f"cpu  0 0 0 800 0 0 0 0 0 0\n{cpus}")
+    for qos in ("besteffort", "burstable"):
+        cgroup_files.make(f"/kubepods/{qos}")
+    settings = f'[policies.startup-boost]\nenabled = true\n[node]\nprocfs_root = "{procfs}"\n'
+    daemon = daemons.prepare(configuration(socket_folder, mode) + settings)
+    objects = NodeObjects(daemon.objects_folder)
+    objects.strategies(BOOST)
+    daemon.start()
+    wait_until(lambda: status_of(daemon).records.is_recovered, "the records")
+    if mode == "nri":
+        wait_until(lambda: status_of(daemon).nri.is_connected, "the runtime")
+    with CriClient(daemon.socket if mode == "proxy" else runtime.socket_path) as client:
+        made = service_starts(daemon, client, cgroup_files, mode)
+        best_effort_starts(daemon, client, cgroup_files, mode)
+        field = next(
+            each
+            for target in explain(daemon, made.config.metadata.uid).targets
+            for each in target.fields
+            if target.container and each.name == "cpu.cfs_quota_us"
+        )
+        (claim,) = field.claims
+        assert (claim.owner, claim.value, field.booked) == ("plugin:startup-boost", "100000", "50000")
+        assert claim.reason.startswith("CPU quota 50000 x 300 % (cluster strategy of startup-boost-config")
+        (boost,) = starts_of(daemon).boosts
+        assert (boost.target, boost.given_millicores) == ("default/web/main", 1000)
+        # An update of the kubelet's sets the runtime's quota again, and not that of the book.
+        made.update(memory_bytes=256 << 20)
+        wait_until(lambda: quota(cgroup_files, cgroup_of(made)) == "150000", "the boost after an update")
+        assert booked_quota(client, made) == 50_000
+        # A process that is killed leaves it to the next one.
+        daemon.kill()
+        daemon.start()
+        wait_until(
+            lambda: [each.given_millicores for each in starts_of(daemon).boosts] == [1000], "the boost"
+        )
+        assert quota(cgroup_files, cgroup_of(made)) == "150000"
+        objects.strategies({"startup-boost-config": {}})
+        wait_until(lambda: quota(cgroup_files, cgroup_of(made)) == "50000", "the end of the boost")
+        wait_until(lambda: quota(cgroup_files, "/kubepods/burstable/podweb") == "50000", "that of the pod")
+        assert not starts_of(daemon).boosts

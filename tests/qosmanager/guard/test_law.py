@@ -1,0 +1,269 @@
+"""The law: how the bound on BE pods follows what others feel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.qosmanager.guard.law import (
+    BLIND_HOLD_S,
+    Facts,
+    LawState,
+    Step,
+    cut_of,
+    decide,
+    floor_of,
+    given_back,
+    step_of,
+)
+
+WEB = "web"
+
+
+def facts(now_s: float, error: float | None = None, **fields: Any) -> Facts:
+    errors = {} if error is None else {WEB: error}
+    values = {"be_used": 4_000.0, "be_asked": 4_000.0, "cpus": 8, "floor": 0, **fields}
+    return Facts(
+        now_s=now_s, errors=fields.pop("errors", errors), **{k: values[k] for k in values if k != "errors"}
+    )
+
+
+def run(state: LawState, errors: list[float | None], start_s: float = 1_000.0, **fields: Any) -> list[Step]:
+    steps: list[Step] = []
+    for number, error in enumerate(errors):
+        step = decide(state, facts(start_s + number, error, **fields))
+        steps.append(step)
+        state = step.state
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("cpus", "floor", "expected"), [(2, 0, 500), (8, 0, 800), (64, 0, 6_400), (8, 2_000, 2_000)]
+)
+def test_floor(cpus: int, floor: int, expected: int) -> None:
+    assert floor_of(cpus, floor) == expected
+
+
+@pytest.mark.parametrize(("cpus", "expected"), [(2, 250), (5, 250), (8, 400), (64, 3_200)])
+def test_step(cpus: int, expected: int) -> None:
+    assert step_of(cpus) == expected
+
+
+@pytest.mark.parametrize(("error", "cut"), [(1.01, 0.1), (1.4, 0.1), (2.0, 0.25), (3.0, 0.5), (99.0, 0.5)])
+def test_cut(error: float, cut: float) -> None:
+    assert cut_of(error) == pytest.approx(cut)
+
+
+@pytest.mark.parametrize(
+    ("bound", "error", "fields", "expected", "rule"),
+    [
+        pytest.param(None, 0.5, {}, None, 0, id="nothing-to-do"),
+        pytest.param(None, None, {}, None, 0, id="no-sample"),
+        pytest.param(None, 2.0, {}, 3_000, 1, id="begins-at-what-they-use"),
+        pytest.param(None, 2.0, {"be_asked": 500.0, "be_used": 450.0}, 800, 1, id="begins-at-the-floor"),
+        pytest.param(4_000, 2.0, {}, 3_000, 1, id="a-quarter-less"),
+        pytest.param(4_000, 1.1, {}, 3_600, 1, id="a-tenth-at-least"),
+        pytest.param(4_000, 50.0, {}, 2_000, 1, id="half-at-most"),
+        pytest.param(1_000, 50.0, {}, 800, 1, id="not-below-the-floor"),
+        pytest.param(1_000, 50.0, {"floor": 900}, 900, 1, id="not-below-the-strategys-floor"),
+        pytest.param(800, 50.0, {}, 800, 1, id="at-the-floor"),
+        pytest.param(4_000, 2.0, {"be_used": 400.0}, 4_000, 0, id="be-pods-use-five-percent"),
+        pytest.param(4_000, 2.0, {"be_used": 401.0}, 3_000, 1, id="be-pods-use-more"),
+        pytest.param(4_000, 1.1, {"is_whole": True}, 3_600, 1, id="whole-cpus-one-less"),
+        pytest.param(3_900, 1.1, {"is_whole": True}, 2_999, 1, id="whole-cpus-one-less-at-least"),
+        pytest.param(4_000, 1.0, {}, 4_000, 2, id="right"),
+        pytest.param(4_000, 0.8, {}, 4_000, 2, id="just-right"),
+        pytest.param(4_000, 0.79, {}, 4_000, 2, id="calm-not-long-enough"),
+    ],
+)
+def test_one_decision(
+    bound: int | None, error: float | None, fields: dict[str, Any], expected: int | None, rule: int
+) -> None:
+    step = decide(LawState(bound=bound), facts(1_000.0, error, **fields))
+    assert (step.state.bound, step.rule) == (expected, rule)
+
+
+def test_a_decrease_waits_for_its_effect() -> None:
+    bounds = [step.state.bound for step in run(LawState(bound=8_000), [2.0] * 7)]
+    assert bounds[:6] == [6_000, 6_000, 6_000, 4_500, 4_500, 4_500]
+
+
+def test_whole_cpus_wait_longer() -> None:
+    bounds = [step.state.bound for step in run(LawState(bound=8_000), [2.0] * 7, is_whole=True)]
+    assert bounds == [6_000] * 5 + [4_500] * 2
+
+
+def test_be_pods_get_more_after_ten_calm_seconds() -> None:
+    bounds = [step.state.bound for step in run(LawState(bound=4_000), [0.5] * 21)]
+    assert bounds == [4_000] * 10 + [4_400] * 10 + [4_800]
+
+
+def test_a_bound_that_was_too_much_waits() -> None:
+    state = LawState(bound=3_000, bad=4_000, bad_s=1_000.0, over_s=1_000.0, wait_s=60.0)
+    steps = run(state, [0.5] * 70, start_s=1_001.0)
+    times = [n for n in range(1, 70) if steps[n].state.bound != steps[n - 1].state.bound]
+    # 3,400 is below nine tenths of 4,000; 3,800 is not.
+    assert [steps[n].state.bound for n in times[:2]] == [3_400, 3_800]
+    assert times[0] == 10
+    assert times[1] == 59
+    assert "59m" not in steps[30].reason
+    assert "was too much before" in steps[30].reason
+
+
+def test_a_rise_that_fails_doubles_the_wait_and_one_that_holds_halves_it() -> None:
+    failed = run(LawState(bound=3_800, bad=4_000, bad_s=990.0, above_bad_s=995.0, wait_s=240.0), [1.5])[
+        0
+    ].state
+    assert (failed.wait_s, failed.bad) == (480.0, 3_800)
+    assert run(replace_wait(failed, 600.0), [1.5] * 10)[-1].state.wait_s <= 600.0
+    held = run(LawState(bound=3_800, bad=4_000, bad_s=990.0, above_bad_s=995.0, wait_s=240.0), [0.9] * 60)
+    assert (held[-1].state.wait_s, held[-1].state.bad) == (120.0, None)
+
+
+def replace_wait(state: LawState, wait_s: float) -> LawState:
+    from dataclasses import replace
+
+    return replace(state, wait_s=wait_s, above_bad_s=995.0)
+
+
+def test_what_was_bad_is_forgotten() -> None:
+    state = LawState(bound=3_800, bad=4_000, bad_s=1_000.0, wait_s=480.0)
+    assert run(state, [0.9], start_s=2_799.0)[0].state.bad == 4_000
+    forgotten = run(state, [0.9], start_s=2_800.0)[0].state
+    assert (forgotten.bad, forgotten.wait_s) == (None, 60.0)
+
+
+def test_futile_decreases_are_taken_back_in_three_steps() -> None:
+    steps = run(LawState(bound=8_000), [5.0] * 10)
+    assert [step.state.bound for step in steps] == [4_000] * 3 + [2_000] * 3 + [4_000, 6_000, 8_000, 8_000]
+    assert [step.rule for step in steps[6:9]] == [3, 3, 3]
+    assert steps[6].state.futile == {WEB: 1_306.0}
+    assert "waits, but not behind BE pods" in steps[6].reason
+    assert steps[8].error is None
+
+
+def test_a_futile_pod_drives_again_after_five_minutes() -> None:
+    state = LawState(bound=8_000, futile={WEB: 1_300.0})
+    assert decide(state, facts(1_299.0, 5.0)).state.bound == 8_000
+    assert decide(state, facts(1_300.0, 5.0)).state.bound == 4_000
+
+
+def test_other_pods_still_drive() -> None:
+    state, bounds = LawState(bound=8_000), list[int | None]()
+    for number in range(7):
+        errors = {WEB: 5.0, "db": 4.0 - number * 0.3}
+        state = decide(state, facts(1_000.0 + number, errors=errors)).state
+        bounds.append(state.bound)
+    assert list(state.futile) == [WEB]
+    # The last one by the error of the other pod: 2.2.
+    assert bounds == [4_000] * 3 + [2_000] * 3 + [1_400]
+
+
+@pytest.mark.parametrize("floor", [8_000, 7_000])
+def test_a_floor_that_is_reached_at_once_is_futile_too(floor: int) -> None:
+    steps = run(LawState(bound=8_000), [5.0] * 12, floor=floor)
+    assert steps[-1].state.bound == 8_000
+    assert list(steps[-1].state.futile) == [WEB]
+
+
+def test_decreases_with_an_effect_hold_at_the_floor() -> None:
+    state, bounds = LawState(bound=8_000), list[int | None]()
+    for number in range(300):
+        error = 0.3 + (state.bound or 8_000) / 500
+        state = decide(state, facts(1_000.0 + number, error)).state
+        bounds.append(state.bound)
+    assert set(bounds[30:]) == {800}
+    assert not state.futile
+    # A load that grows later says nothing of the decreases.
+    later = run(state, [20.0] * 30, start_s=2_000.0)
+    assert {step.state.bound for step in later} == {800}
+
+
+def test_a_pod_for_which_the_first_decreases_had_an_effect_is_not_futile() -> None:
+    """It waits behind BE pods above 3,000, and behind itself below."""
+    state, bounds = LawState(bound=16_000), list[int | None]()
+    for number in range(280):
+        error = max((state.bound or 16_000) / 1_500, 2.0)
+        state = decide(state, facts(1_000.0 + number, error, cpus=16, be_used=8_000.0)).state
+        bounds.append(state.bound)
+    assert not state.futile
+    assert list(state.settled) == [WEB]
+    # Not lower than where less has no effect, and not back to where it waited more.
+    assert len(set(bounds[30:])) == 1
+    assert 2_000 <= (bounds[-1] or 0) <= 4_500
+
+
+def test_a_bound_that_bounds_nothing_ends() -> None:
+    steps = run(LawState(bound=4_000), [0.9] * 61, be_asked=3_000.0)
+    assert [step.state.bound for step in steps[:60]] == [4_000] * 60
+    assert (steps[60].state.bound, steps[60].rule) == (None, 4)
+
+
+def test_be_pods_that_wait_ask_for_more_than_they_use() -> None:
+    """On CPUs that others share they use less than their bound."""
+    steps = run(LawState(bound=4_000), [0.9] * 200, be_asked=2_000.0, be_waits=0.5)
+    assert {step.state.bound for step in steps} == {4_000}
+    assert run(LawState(bound=4_000), [0.9] * 61, be_asked=2_000.0, be_waits=0.05)[-1].state.bound is None
+
+
+def test_a_bound_that_was_needed_ends_later_the_next_time() -> None:
+    state, waits = LawState(bound=4_000), list[float]()
+    for number in range(4_000):
+        error = 0.9 if state.bound is not None else 2.0
+        state = decide(state, facts(1_000.0 + number, error, be_asked=500.0)).state
+        waits.append(state.spare_wait_s)
+    assert sorted(set(waits)) == [60.0, 120.0, 240.0, 480.0, 600.0]
+    assert waits == sorted(waits)
+
+
+def test_blind_holds_and_then_gives_back() -> None:
+    state, bounds = LawState(bound=6_000), list[int | None]()
+    for number in range(120):
+        state, _ = given_back(state, 1_000.0 + number, 1_000.0, 8)
+        bounds.append(state.bound)
+    assert bounds[:60] == [6_000] * int(BLIND_HOLD_S)
+    assert bounds[60] == 6_400
+    assert bounds[70] == 6_800
+    assert bounds[119] is None or bounds[119] > 8_000 - 400
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 50), st.floats(0, 64_000)), max_size=120),
+    st.integers(1, 128),
+    st.integers(0, 200_000),
+    st.booleans(),
+)
+def test_never_below_the_floor(
+    seconds: list[tuple[float, float]], cpus: int, floor: int, is_whole: bool
+) -> None:
+    state = LawState()
+    for number, (error, used) in enumerate(seconds):
+        given_facts = facts(
+            float(number), error, be_used=used, be_asked=used, cpus=cpus, floor=floor, is_whole=is_whole
+        )
+        state = decide(state, given_facts).state
+        assert state.bound is None or state.bound >= floor_of(cpus, floor)
+
+
+def test_unbounded_within_five_minutes_after_the_last_wait() -> None:
+    state = run(LawState(), [8.0] * 30, be_asked=8_000.0, be_used=6_000.0)[-1].state
+    steps = run(state, [0.3] * 300, start_s=1_030.0, be_asked=8_000.0, be_used=6_000.0)
+    assert steps[-1].state.bound is None
+
+
+def test_a_constant_load_ends_with_few_changes() -> None:
+    """The error follows the bound: 1 at 3,000; after a while a change a minute at most."""
+    state, bound, changes = LawState(), 8_000, list[int]()
+    for number in range(3_600):
+        error = (state.bound or bound) / 3_000
+        before = state.bound
+        used = float(state.bound or bound)
+        state = decide(state, facts(float(number), error, be_used=used, be_asked=used)).state
+        if state.bound != before:
+            changes.append(number)
+    late = [number for number in changes if number >= 600]
+    assert len(late) <= 50

@@ -1,0 +1,92 @@
+"""What counts as a sample of a pod's waits, and what threads' waits come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtimeproxy.qosmanager.guard.signal import (
+    Felt,
+    Kind,
+    Missing,
+    Sample,
+    Second,
+    is_blind,
+    missing,
+    run_delay_share,
+)
+
+WHOLE = Second(at_s=100.0, elapsed_s=1.0, waited=12.0, used_cores=0.5, age_s=300.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"age_s": None}, None),
+        ({"elapsed_s": 0.8}, None),
+        ({"elapsed_s": 0.79}, Missing.LENGTH),
+        ({"elapsed_s": 1.5}, None),
+        ({"elapsed_s": 1.51}, Missing.LENGTH),
+        ({"elapsed_s": None}, Missing.LENGTH),
+        ({"waited": 0.0}, None),
+        ({"waited": None}, Missing.NOTHING_READ),
+        ({"used_cores": None}, Missing.NOTHING_READ),
+        ({"waited": -1.0}, Missing.COUNTER_BACK),
+        ({"is_throttled": True}, Missing.THROTTLED),
+        ({"age_s": 29.9}, Missing.YOUNG),
+        ({"age_s": 30.0}, None),
+        ({"used_cores": 0.019}, Missing.IDLE),
+        ({"used_cores": 0.02}, None),
+        ({"is_boosted": True}, Missing.BOOSTED),
+        ({"is_boosted": True, "elapsed_s": 3.0}, Missing.LENGTH),
+    ],
+)
+def test_which_seconds_count(changes: dict[str, Any], expected: Missing | None) -> None:
+    assert missing(WHOLE._replace(**changes)) is expected
+
+
+@pytest.mark.parametrize(
+    ("waits", "now_s", "expected"),
+    [
+        ([(1.0, 5.0), (2.0, 9.0)], 3.0, None),
+        ([(1.0, 5.0), (2.0, 9.0), (3.0, 1.0)], 3.0, 5.0),
+        ([(1.0, 5.0), (2.0, 9.0), (3.0, 1.0), (4.0, 8.0)], 4.0, 8.0),
+        ([(1.0, 5.0), (2.0, 9.0), (3.0, 1.0)], 11.5, None),
+    ],
+)
+def test_the_median_of_three(waits: list[tuple[float, float]], now_s: float, expected: float | None) -> None:
+    felt = Felt(Kind.PRESSURE)
+    for each in waits:
+        felt = felt.after(Kind.PRESSURE, Sample(*each))
+    assert felt.median(now_s) == expected
+
+
+def test_samples_of_another_kind_begin_anew() -> None:
+    felt = Felt(Kind.PRESSURE, (Sample(1.0, 5.0), Sample(2.0, 5.0)))
+    assert felt.after(Kind.RUN_DELAY, Sample(3.0, 90.0)) == Felt(Kind.RUN_DELAY, (Sample(3.0, 90.0),))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({1: (0, 0), 2: (10, 10)}, {1: (60, 20), 2: (20, 30)}, 40 / 110),
+        ({1: (5, 5)}, {1: (5, 5)}, None),
+        ({1: (5, 5)}, {2: (500, 500)}, None),
+        ({1: (0, 0), 2: (0, 0)}, {1: (75, 25), 3: (9, 9)}, 0.25),
+        ({1: (50, 5)}, {1: (60, 4)}, -1.0),
+        ({1: (50, 5)}, {1: (40, 9)}, -1.0),
+        ({1: (0, 0)}, {1: (0, 80)}, 1.0),
+        ({}, {}, None),
+    ],
+)
+def test_run_delay(
+    before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]], expected: float | None
+) -> None:
+    assert run_delay_share(before, after) == expected
+
+
+def test_blind() -> None:
+    assert not is_blind(109.9, 100.0)
+    assert is_blind(110.0, 100.0)

@@ -1,0 +1,148 @@
+"""Targets that are learnt of quiet seconds, their file, and probes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from runtimeproxy.qosmanager.guard.signal import Kind
+from runtimeproxy.qosmanager.guard.target import (
+    MOST_WORKLOADS,
+    QuietHistory,
+    configured,
+    load_of,
+    wants_probe,
+)
+
+DAY_S = 86_400.0
+
+
+def learnt(waits: dict[float, int], *, kind: Kind = Kind.PRESSURE, used: float = 1.0) -> QuietHistory:
+    history = QuietHistory()
+    for waited, seconds in waits.items():
+        for _ in range(seconds):
+            history.add("web", kind, used, waited, 1_000.0)
+    return history
+
+
+@pytest.mark.parametrize(
+    ("waits", "kind", "expected"),
+    [
+        pytest.param({}, Kind.PRESSURE, 20.0, id="nothing-known"),
+        pytest.param({10.0: 59}, Kind.PRESSURE, 20.0, id="not-enough"),
+        pytest.param({0.0: 60}, Kind.PRESSURE, 5.0, id="least"),
+        pytest.param({300.0: 60}, Kind.PRESSURE, 50.0, id="most"),
+        pytest.param({}, Kind.RUN_DELAY, 200.0, id="run-delay-nothing-known"),
+        pytest.param({0.0: 60}, Kind.RUN_DELAY, 50.0, id="run-delay-least"),
+        pytest.param({900.0: 60}, Kind.RUN_DELAY, 400.0, id="run-delay-most"),
+    ],
+)
+def test_bounds(waits: dict[float, int], kind: Kind, expected: float) -> None:
+    assert learnt(waits, kind=kind).target("web", kind, 1.0).waited == expected
+
+
+def test_a_target_is_a_margin_over_the_usual_wait() -> None:
+    # A quarter of the seconds may be worse; buckets are 15 % wide.
+    target = learnt({10.0: 80, 40.0: 20}).target("web", Kind.PRESSURE, 1.0)
+    assert 13.0 <= target.waited <= 13.0 * 1.15
+    assert target.source.startswith("1.3 x ")
+    assert learnt({10.0: 70, 30.0: 30}).target("web", Kind.PRESSURE, 1.0).waited > 39.0
+
+
+def test_loads_workloads_and_kinds_are_apart() -> None:
+    history = learnt({10.0: 60}, used=1.0)
+    assert history.target("web", Kind.PRESSURE, 1.9).waited < 20.0
+    assert history.target("web", Kind.PRESSURE, 2.0).waited == 20.0
+    assert history.target("web", Kind.RUN_DELAY, 1.0).waited == 200.0
+    assert history.target("other", Kind.PRESSURE, 1.0).waited == 20.0
+
+
+@pytest.mark.parametrize(
+    ("used", "load"),
+    [
+        (0.0, 0),
+        (0.0625, 0),
+        (0.124, 0),
+        (0.125, 1),
+        (1.0, 4),
+        (1.99, 4),
+        (2.0, 5),
+        (127.0, 10),
+        (9_999.0, 11),
+    ],
+)
+def test_load(used: float, load: int) -> None:
+    assert load_of(used) == load
+
+
+def test_weights_lose_half_in_a_day() -> None:
+    history = learnt({30.0: 60})
+    for _ in range(60):
+        history.add("web", Kind.PRESSURE, 1.0, 10.0, 1_000.0 + 3 * DAY_S)
+    # The old minute weighs an eighth: a ninth of all lies above.
+    assert history.target("web", Kind.PRESSURE, 1.0).waited < 16.0
+
+
+def test_saved_and_restored() -> None:
+    history = learnt({10.0: 80, 40.0: 20})
+    restored = QuietHistory.restored(json.loads(json.dumps(history.saved())))
+    assert restored.target("web", Kind.PRESSURE, 1.0) == history.target("web", Kind.PRESSURE, 1.0)
+    assert restored.saved() == history.saved()
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        [],
+        {"web": 3},
+        {"web": {"pressure/4": {}}},
+        {"web": {"pressure": {"seconds": 1, "reference_s": 0, "weights": {}}}},
+        {"web": {"pressure/99": {"seconds": 1, "reference_s": 0, "weights": {}}}},
+        {"web": {"luck/4": {"seconds": 1, "reference_s": 0, "weights": {}}}},
+        {"web": {"pressure/4": {"seconds": None, "reference_s": 0, "weights": {}}}},
+    ],
+)
+def test_files_of_others_are_refused(saved: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        QuietHistory.restored(saved)
+
+
+def test_workloads_are_bounded() -> None:
+    history = QuietHistory()
+    for number in range(MOST_WORKLOADS + 5):
+        history.add(f"web-{number}", Kind.PRESSURE, 1.0, 1.0, 0.0)
+    assert len(history) == MOST_WORKLOADS
+    assert "web-0" not in history.saved()
+
+
+@pytest.mark.parametrize(
+    ("kind", "pressure", "delay", "expected"),
+    [
+        (Kind.PRESSURE, 8.0, None, 8.0),
+        (Kind.PRESSURE, None, 10.0, None),
+        (Kind.RUN_DELAY, 8.0, None, None),
+        (Kind.RUN_DELAY, None, 10.0, 100.0),
+    ],
+)
+def test_configured(kind: Kind, pressure: float | None, delay: float | None, expected: float | None) -> None:
+    target = configured(kind, pressure, delay, "annotation")
+    assert (target and target.waited) == expected
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "probed_s", "waits", "expected"),
+    [
+        (1_800.0, 600.0, {"a": (11.0, 20.0)}, True),
+        (1_799.0, 600.0, {"a": (11.0, 20.0)}, False),
+        (1_800.0, 599.0, {"a": (11.0, 20.0)}, False),
+        (1_800.0, 600.0, {"a": (10.0, 20.0)}, False),
+        (1_800.0, 600.0, {}, False),
+    ],
+)
+def test_probes(
+    quiet_s: float, probed_s: float, waits: dict[str, tuple[float, float]], expected: bool
+) -> None:
+    now_s = 10_000.0
+    assert wants_probe(now_s, now_s - quiet_s, now_s - probed_s, waits) is expected

@@ -1,0 +1,527 @@
+"""The plugin cpu-guard: from samples to claims, and what it shares with CPU suppress and CPU evict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.qosmanager.plugin import (
+    BE_CLASS,
+    CPUS,
+    QUOTA,
+    Claim,
+    Decision,
+    PluginContext,
+    Role,
+)
+from runtimeproxy.qosmanager.plugins.cpu_guard import (
+    CpuGuardOptions,
+    CpuGuardPlugin,
+    GuardState,
+    is_guarded,
+    workload_of,
+)
+from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress, SuppressState
+from runtimeproxy.qosmanager.snapshot import (
+    Level,
+    Metric,
+    Metrics,
+    Pod,
+    Snapshot,
+    Strategies,
+    Window,
+)
+from runtimeproxy.slo.schema import CpuGuard, PodCpuGuard, Threshold
+from runtimeproxy.units import parse_cpu_list
+from tests.qosmanager.snapshots import BEST_EFFORT, BURSTABLE, container_of, node_of, pod_of, values_of
+
+WEB = pod_of("web")
+BATCH = pod_of("batch", QoSClass.BE)
+CLASSES = {
+    KubeQoSClass.GUARANTEED: "/kubepods",
+    KubeQoSClass.BURSTABLE: BURSTABLE,
+    KubeQoSClass.BEST_EFFORT: BEST_EFFORT,
+}
+ON = CpuGuard(enable=True)
+_BE = (BE_CLASS.level, BE_CLASS.id)
+
+
+class Seconds(Metrics):
+    """Samples of each second, as a test says them."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.found: dict[tuple[str, Metric], list[tuple[float, float]]] = {}
+        self.problems: dict[Metric, str] = {}
+
+    def add(self, cgroup: str, metric: Metric, value: float) -> None:
+        found = self.found.setdefault((cgroup, metric), [])
+        found.append((self.now_s, value))
+        del found[:-15]
+
+    def timed(self, cgroup: str, metric: Metric, length_s: float) -> Sequence[tuple[float, float]]:
+        return [each for each in self.found.get((cgroup, metric), ()) if each[0] > self.now_s - length_s]
+
+    def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
+        values = [value for _, value in self.timed(cgroup, metric, length_s)]
+        if not values:
+            return None
+        high = max(values)
+        return Window(values[-1], sum(values) / len(values), high, high, high, high, len(values))
+
+    def absence(self, cgroup: str, metric: Metric) -> str:
+        return self.problems.get(metric, "")
+
+
+class Guarded:
+    """A node with one guarded pod and one BE pod, second by second."""
+
+    def __init__(
+        self,
+        cpus: int = 4,
+        strategy: CpuGuard = ON,
+        *,
+        pods: Sequence[Pod] = (WEB, BATCH),
+        held: Sequence[Claim] = (),
+        options: CpuGuardOptions | None = None,
+        **fields: Any,
+    ) -> None:
+        self.plugin = CpuGuardPlugin()
+        self.metrics = Seconds()
+        self.node = node_of(cpus, **{"qos_cgroups": CLASSES, "features": frozenset({"idle"}), **fields})
+        self.strategies = Strategies(cpu_guard=strategy)
+        self.pods = tuple(pods)
+        self.be_limit_cores: float | None = None
+        self.state: GuardState = self.plugin.setup(PluginContext(gates={}, held=held, options=options))
+        self.decision: Decision[GuardState] = Decision(self.state)
+        self.be_cores = 2.0
+        self.metric = Metric.CPU_PRESSURE_FULL
+
+    def second(
+        self,
+        waited: float | None,
+        *,
+        used: float = 1.0,
+        throttled: Mapping[str, float] | None = None,
+        elapsed_s: float = 1.0,
+    ) -> Decision[GuardState]:
+        """A second passes in which the guarded pod waits so long (a share), and it decides."""
+        metrics = self.metrics
+        metrics.now_s += elapsed_s
+        if waited is not None:
+            metrics.add(WEB.cgroup, self.metric, waited)
+        metrics.add(WEB.cgroup, Metric.CPU_USAGE, used)
+        for cgroup, share in (throttled or {}).items():
+            metrics.add(cgroup, Metric.CPU_THROTTLED, share)
+        bound = self.state.law.bound
+        got = self.be_cores if bound is None else min(self.be_cores, bound / 1_000)
+        metrics.add(BEST_EFFORT, Metric.CPU_USAGE, got)
+        self.decision = self.plugin.run(self.snapshot(), self.state)
+        self.state = self.decision.state
+        return self.decision
+
+    def remember(self, **fields: Any) -> None:
+        """Changes what it remembers, in place of hours."""
+        self.state = replace(self.state, **fields)
+
+    def seconds(self, waits: Sequence[float | None], **arguments: Any) -> list[int | None]:
+        """The bounds after each of these seconds."""
+        found = list[int | None]()
+        for each in waits:
+            self.second(each, **arguments)
+            found.append(self.state.law.bound)
+        return found
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            now_s=self.metrics.now_s,
+            wall_s=self.metrics.now_s,
+            pods=self.pods,
+            node=self.node,
+            strategies=self.strategies,
+            metrics=self.metrics,
+            be_limit_cores=self.be_limit_cores,
+        )
+
+    def quota_us(self) -> int | str | None:
+        return values_of(self.decision.claims, QUOTA, Role.AT_MOST).get(_BE)
+
+    @property
+    def cpus(self) -> frozenset[int] | None:
+        value = values_of(self.decision.claims, CPUS, Role.AT_MOST).get(_BE)
+        return None if value is None else parse_cpu_list(str(value))
+
+
+def test_it_is_off_without_a_strategy() -> None:
+    assert not CpuGuardPlugin().is_enabled(Snapshot(now_s=0.0))
+    assert CpuGuardPlugin().is_enabled(Snapshot(now_s=0.0, strategies=Strategies(cpu_guard=ON)))
+
+
+def test_waits_above_the_target_bound_be_pods() -> None:
+    node = Guarded()
+    # 40 ms/s of 20 is an error of 2: a quarter less than the 2 cores that BE pods use.
+    assert node.seconds([0.04] * 4) == [None, None, None, 1_500]
+    assert node.quota_us() == 150_000
+    assert node.decision.is_guarding
+    assert node.cpus is None
+    text = node.decision.explanation
+    for part in (
+        "rule 1: 2000m less 25%, at least 500m = 1500m",
+        "E 2.00 of default/web, B 1500m, B_bad 2000m, F 500m",
+        "default/web: w 40.0, t 20.0 ms/s (default: 0 of 60 quiet seconds at this load), e 2.00",
+    ):
+        assert part in text
+    assert node.decision.claims[0].reason.startswith("rule 1: ")
+
+
+def test_a_small_wait_bounds_nothing() -> None:
+    node = Guarded()
+    assert set(node.seconds([0.019] * 60)) == {None}
+    assert [each for each in node.decision.claims if each.target == BE_CLASS] == []
+
+
+def test_the_bound_goes_when_nothing_waits_any_more() -> None:
+    node = Guarded()
+    node.seconds([0.08] * 4)
+    assert node.seconds([0.0] * 300)[-1] is None
+    assert node.quota_us() is None
+
+
+def test_run_delay_where_there_is_no_pressure() -> None:
+    node = Guarded()
+    node.metric = Metric.CPU_RUN_DELAY
+    assert node.seconds([0.4] * 4)[-1] == 1_500
+    assert "w 400.0, t 200.0 permille run delay" in node.decision.explanation
+
+
+def test_threads_are_read_of_pods_without_pressure_the_busiest_first() -> None:
+    other = pod_of("other")
+    node = Guarded(pods=[BATCH, other, WEB])
+    node.metrics.add(other.cgroup, Metric.CPU_USAGE, 3.0)
+    assert node.second(None).threads_of == (other.cgroup, WEB.cgroup)
+    assert node.second(0.0).threads_of == (other.cgroup,)
+    node.strategies = Strategies(cpu_guard=CpuGuard(enable=True, feedback=False))
+    assert node.second(0.0).threads_of == ()
+
+
+@pytest.mark.parametrize("cgroup", [WEB.cgroup, WEB.containers[0].cgroup, BURSTABLE, "/kubepods"])
+def test_a_throttled_pod_changes_nothing(cgroup: str) -> None:
+    node = Guarded()
+    assert set(node.seconds([0.5] * 30, throttled={cgroup: 0.1})) == {None}
+    assert "blind: throttled by its own limit, or by one above (1 pods)" in node.decision.explanation
+    assert not node.decision.is_guarding
+
+
+def test_throttled_be_pods_are_no_reason() -> None:
+    node = Guarded()
+    assert node.seconds([0.04] * 4, throttled={BEST_EFFORT: 0.9})[-1] == 1_500
+
+
+@pytest.mark.parametrize(
+    ("pod", "arguments", "reason"),
+    [
+        (WEB, {"used": 0.01}, "used less than 20 ms of CPU"),
+        (WEB, {"elapsed_s": 1.6}, "the pass took too short or too long"),
+        (pod_of("web", created_s=-5.0), {}, "younger than 30 s"),
+        (pod_of("web", is_boosted=True), {}, "its start is boosted"),
+    ],
+)
+def test_what_is_no_sample(pod: Pod, arguments: dict[str, Any], reason: str) -> None:
+    node = Guarded(pods=[pod, BATCH])
+    assert set(node.seconds([0.5] * 15, **arguments)) == {None}
+    assert reason in node.decision.explanation
+
+
+def test_a_pod_that_is_old_enough_counts() -> None:
+    node = Guarded(pods=[pod_of("web", created_s=-5.0), BATCH])
+    assert node.seconds([0.5] * 40)[-1] is not None
+
+
+def test_blind_it_holds_and_gives_back() -> None:
+    node = Guarded()
+    node.seconds([0.04] * 4)
+    bounds = node.seconds([None] * 9)
+    assert set(bounds) == {1_500}
+    node.metrics.problems = {Metric.CPU_PRESSURE_FULL: "PSI is off"}
+    node.second(None)
+    assert not node.decision.is_guarding
+    assert (
+        "blind: nothing was read (1 pods): PSI is off; 1500m is held for 60 s more"
+        in node.decision.explanation
+    )
+    assert set(node.seconds([None] * 59)) == {1_500}
+    later = node.seconds([None] * 120)
+    assert later[0] == 1_750
+    assert later[-1] is None
+
+
+def test_without_guarded_pods_it_is_blind() -> None:
+    node = Guarded(pods=[BATCH])
+    node.second(None)
+    assert "blind: there is no LS, LSR or LSE pod" in node.decision.explanation
+    assert node.decision.claims == ()
+
+
+def test_be_pods_beside_a_guarded_one_yield() -> None:
+    batch_resources = pod_of(
+        "spark", QoSClass.BE, containers=(container_of("spark", requests={"kubernetes.io/batch-cpu": 500}),)
+    )
+    node = Guarded(
+        pods=[
+            WEB,
+            BATCH,
+            batch_resources,
+            pod_of("besteffort", QoSClass.LS, kube_qos=KubeQoSClass.BEST_EFFORT),
+        ]
+    )
+    node.second(0.0)
+    assert values_of(node.decision.claims, "cpu.idle", Role.SET) == {(Level.POD, "batch"): 1}
+    node.strategies = Strategies(cpu_guard=CpuGuard(enable=True, idle_pods=False))
+    assert node.second(0.0).claims == ()
+
+
+def test_a_kernel_without_idle_groups() -> None:
+    node = Guarded(features=frozenset())
+    assert node.second(0.0).claims == ()
+    assert "the kernel has no cpu.idle (5.15)" in node.decision.explanation
+
+
+def test_protection_alone() -> None:
+    node = Guarded(strategy=CpuGuard(enable=True, feedback=False))
+    assert set(node.seconds([0.9] * 10)) == {None}
+    assert not node.decision.is_guarding
+    assert [each.field for each in node.decision.claims] == ["cpu.idle"]
+
+
+def test_a_strategy_that_is_flipped() -> None:
+    node = Guarded()
+    node.seconds([0.08] * 4)
+    assert node.quota_us() is not None
+    node.strategies = Strategies(cpu_guard=CpuGuard(enable=True, feedback=False))
+    node.second(0.08)
+    node.second(0.08)
+    assert node.quota_us() is None
+    node.strategies = Strategies(cpu_guard=ON)
+    assert node.seconds([0.08] * 3)[-1] is not None
+
+
+# --- the lever ----------------------------------------------------------------------------------------------
+
+
+def test_whole_cpus_on_a_large_node() -> None:
+    node = Guarded(16, cpu_manager_policy="none")
+    node.be_cores = 8.0
+    node.seconds([0.04] * 4)
+    assert (node.quota_us(), len(node.cpus or ())) == (None, 6)
+    first = node.cpus or frozenset()
+    node.seconds([0.04] * 5)
+    assert len(node.cpus or ()) == 4
+    assert (node.cpus or frozenset()) <= frozenset(range(16))
+    assert first
+
+
+def test_a_quota_under_the_static_policy() -> None:
+    node = Guarded(16, cpu_manager_policy="static")
+    node.be_cores = 8.0
+    node.seconds([0.04] * 4)
+    assert (node.quota_us(), node.cpus) == (600_000, None)
+
+
+def test_never_cpus_of_lse_pods() -> None:
+    lse = pod_of("lse", QoSClass.LSE, cpus=frozenset(range(8)), kube_qos=KubeQoSClass.GUARANTEED)
+    node = Guarded(16, cpu_manager_policy="none", pods=[WEB, BATCH, lse])
+    node.be_cores = 6.0
+    node.seconds([0.04] * 4)
+    assert node.cpus == frozenset(range(8, 12)) or len(node.cpus or ()) == 4
+    assert not (node.cpus or frozenset()) & frozenset(range(8))
+    node.strategies = Strategies(cpu_guard=ON, threshold=Threshold(enable=True))
+    node.seconds([0.0] * 400)
+    # It bounds nothing, and what CPU suppress would keep from BE pods is kept.
+    assert node.state.law.bound is None
+    assert node.cpus == frozenset(range(8, 16))
+
+
+# --- targets ------------------------------------------------------------------------------------------------
+
+
+def test_quiet_seconds_make_a_target(tmp_path: Path) -> None:
+    node = Guarded(options=CpuGuardOptions(folder=str(tmp_path)))
+    node.be_cores = 0.1
+    node.seconds([0.004] * 70)
+    assert not (tmp_path / "cpu-guard.json").exists()
+    node.remember(saved_s=node.metrics.now_s - 600)
+    node.second(0.004)
+    saved = json.loads((tmp_path / "cpu-guard.json").read_text())
+    assert list(saved) == ["default/web:web"]
+    node.be_cores = 2.0
+    node.seconds([0.012] * 20)
+    assert "1.3 x " in node.decision.explanation
+    assert node.state.law.bound is not None
+    again = Guarded(options=CpuGuardOptions(folder=str(tmp_path)))
+    again.seconds([0.012] * 4)
+    assert again.state.law.bound is not None
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    node = Guarded(options=CpuGuardOptions(folder=str(tmp_path / "gone")))
+    node.second(0.004)
+    node.remember(saved_s=node.metrics.now_s - 600)
+    node.second(0.004)
+    assert "cannot be written: there is no such folder" in node.decision.explanation
+
+
+def test_a_file_of_others(tmp_path: Path) -> None:
+    (tmp_path / "cpu-guard.json").write_text('{"web": 3}')
+    node = Guarded(options=CpuGuardOptions(folder=str(tmp_path)))
+    node.second(0.0)
+    assert "targets are learnt anew" in node.decision.explanation
+
+
+def test_the_pods_own_target() -> None:
+    own = PodCpuGuard(target_pressure_milliseconds=100, target_run_delay_percent=50)
+    node = Guarded(pods=[pod_of("web", cpu_guard=own), BATCH])
+    assert set(node.seconds([0.04] * 10)) == {None}
+    assert node.seconds([0.2] * 3)[-1] == 1_500
+    assert "t 100.0 ms/s (configured)" in node.decision.explanation
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        (pod_of("a", QoSClass.LS), True),
+        (pod_of("a", QoSClass.LSR), True),
+        (pod_of("a", QoSClass.LSE), True),
+        (pod_of("a", QoSClass.BE), False),
+        (pod_of("a", QoSClass.NONE), False),
+        (pod_of("a", QoSClass.SYSTEM), False),
+        (pod_of("a", QoSClass.NONE, cpu_guard=PodCpuGuard(target_run_delay_percent=5)), True),
+        (pod_of("a", QoSClass.BE, cpu_guard=PodCpuGuard(target_run_delay_percent=5)), False),
+    ],
+)
+def test_which_pods_count(pod: Pod, expected: bool) -> None:
+    assert is_guarded(pod) is expected
+
+
+def test_pods_of_one_workload() -> None:
+    box = (container_of("main"),)
+    one, other = (pod_of(f"web-7d4b9c6f5d-{end}", containers=box) for end in ("x2vbn", "qzk8w"))
+    assert workload_of(one) == workload_of(other) == "default/web:main"
+    assert workload_of(pod_of("web-0", containers=box)) == "default/web:main"
+
+
+def test_a_probe_makes_quiet_seconds() -> None:
+    node = Guarded(strategy=CpuGuard(enable=True, probe=True))
+    node.seconds([0.015] * 4)
+    node.remember(quiet_s=node.metrics.now_s - 1_798)
+    quotas = list[object]()
+    for _ in range(15):
+        node.second(0.015)
+        quotas.append(node.quota_us())
+    # 5 s at the floor, and back to where it was.
+    assert quotas == [None] + [50_000] * 5 + [None] * 9
+    probed_s = node.state.probed_s
+    assert node.state.quiet_s == probed_s + 5
+    node.remember(quiet_s=node.metrics.now_s - 1_800)
+    again = list[object]()
+    for _ in range(15):
+        node.second(0.015)
+        again.append(node.quota_us())
+    # Ten minutes have not passed.
+    assert again == [None] * 15
+
+
+# --- others -------------------------------------------------------------------------------------------------
+
+
+def test_it_begins_with_what_the_daemon_has() -> None:
+    held = [Claim(BE_CLASS, QUOTA, Role.AT_MOST, 120_000)]
+    node = Guarded(held=held)
+    node.second(None)
+    assert node.quota_us() == 120_000
+    assert set(node.seconds([0.018] * 30)) == {1_200}
+
+
+def test_it_begins_with_cpus_that_the_daemon_has() -> None:
+    held = [Claim(BE_CLASS, CPUS, Role.AT_MOST, "2-7")]
+    node = Guarded(16, held=held, cpu_manager_policy="none")
+    node.second(None)
+    assert node.cpus == frozenset(range(2, 8))
+    assert node.state.law.bound == 6_000
+
+
+def test_cpus_that_are_kept_for_others_are_no_bound() -> None:
+    lse = pod_of("lse", QoSClass.LSE, cpus=frozenset(range(8)), kube_qos=KubeQoSClass.GUARANTEED)
+    held = [Claim(BE_CLASS, CPUS, Role.AT_MOST, "8-15")]
+    node = Guarded(16, held=held, pods=[WEB, BATCH, lse], cpu_manager_policy="none")
+    node.second(None)
+    assert node.state.law.bound is None
+
+
+def test_it_goes_on_from_the_bound_of_cpu_suppress() -> None:
+    node = Guarded()
+    node.be_limit_cores = 1.25
+    node.seconds([None] * 5)
+    assert (node.decision.is_guarding, node.state.law.bound) == (False, None)
+    # The first one is of an unknown length.
+    node.seconds([0.018] * 2)
+    assert (node.decision.is_guarding, node.quota_us()) == (True, 125_000)
+
+
+def test_cpu_suppress_leaves_be_pods_to_it() -> None:
+    state = SuppressState(quota_us=100_000)
+    snapshot = Guarded().snapshot()
+    strategies = Strategies(threshold=Threshold(enable=True))
+    decision = CpuSuppress().run(replace(snapshot, strategies=strategies, is_guarded=True), state)
+    assert decision.claims == ()
+    assert decision.state == SuppressState()
+    assert "cpu-guard" in decision.explanation
+
+
+def test_unknown_cpus_change_nothing() -> None:
+    held = [Claim(BE_CLASS, QUOTA, Role.AT_MOST, 120_000)]
+    node = Guarded(0, held=held)
+    assert node.second(0.5).claims == tuple(held)
+    assert node.decision.explanation == "the CPUs of the node are not known"
+
+
+def test_options_that_cannot_be_used() -> None:
+    options = CpuGuardOptions(folder="here", metrics_listen="/run/x.sock")
+    assert [key for key, _ in CpuGuardPlugin().option_problems(options)] == ["folder", "metrics_listen"]
+    assert CpuGuardPlugin().option_problems(CpuGuardOptions(metrics_listen="127.0.0.1:9447")) == []
+
+
+def test_metrics() -> None:
+    node = Guarded()
+    assert list(node.plugin.collector.collect()) == []
+    node.seconds([0.04] * 4)
+    found = {
+        (
+            sample.name.removeprefix("koord_qos_manager_cpu_guard_"),
+            tuple(sample.labels.values()),
+        ): sample.value
+        for family in node.plugin.collector.collect()
+        for sample in family.samples
+    }
+    web = ("default", "web", "pressure")
+    assert found == {
+        ("blind", ()): 0,
+        ("rule", ()): 1,
+        ("error", ()): 2.0,
+        ("bound_millicores", ()): 1_500,
+        ("bad_bound_millicores", ()): 2_000,
+        ("floor_millicores", ()): 500,
+        ("pod_wait_ratio", web): 0.04,
+        ("pod_target_ratio", web): 0.02,
+    }
+    node.seconds([None] * 11)
+    values = {
+        sample.name: sample.value for family in node.plugin.collector.collect() for sample in family.samples
+    }
+    assert values["koord_qos_manager_cpu_guard_blind"] == 1
+    assert "koord_qos_manager_cpu_guard_error" not in values
