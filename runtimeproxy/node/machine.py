@@ -142,11 +142,17 @@ def _number(path: Path, default: int = 0) -> int:
 
 
 def read_features(
-    facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path, *, has_cookies: bool = False
+    facts: NodeFacts,
+    cgroup_root: Path,
+    sysfs: Path,
+    procfs: Path,
+    *,
+    has_cookies: bool = False,
+    has_slices: bool = False,
 ) -> frozenset[Feature]:
     """The features of the kernel; those with files in cgroups are missing until there is a cgroup.
 
-    `has_cookies`: whether the kernel has them for tasks, which no file tells.
+    `has_cookies`, `has_slices`: whether the kernel has them for tasks, which no file tells.
     """
     # A kernel with a feature has all of its files.
     lacking = {each.feature for each in PARAMETERS.values() if not _has(facts, each)}
@@ -168,6 +174,8 @@ def read_features(
         found.add(Feature.CORE_SCHED_FEATURE)
     if has_cookies or is_switched or Feature.CORE_SCHED_SYSCTL in found:
         found.add(Feature.CORE_SCHED)
+    if has_slices:
+        found.add(Feature.SLICE)
     return frozenset(found)
 
 

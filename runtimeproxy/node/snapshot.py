@@ -89,6 +89,8 @@ class Feature(StrEnum):
     """`CORE_SCHED` in the scheduler's features, of kernels without that sysctl."""
     GROUP_IDENTITY_SYSCTL = "group-identity-sysctl"
     """The sysctl `kernel.sched_group_identity_enabled`; without it group identity is always on."""
+    SLICE = "slice"
+    """Slices of tasks, from Linux 6.12 on, that this process may set: see `cgroups/slices.py`."""
     IO_LIMITS = "io-limits"
     """`blkio.throttle.*`, `io.max`."""
     IO_WEIGHT = "io-weight"

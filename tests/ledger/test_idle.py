@@ -135,6 +135,38 @@ def test_the_weight_comes_back_with_the_end_of_idle(
     assert len(ledger.books) == 0
 
 
+def test_an_owner_of_both_wants_it_idle_whatever_weight_others_want(
+    ledger: Ledger, files: CgroupFiles, kernel: Kernel
+) -> None:
+    weight = {1: "1024", 2: "39"}[kernel.version]
+    ledger.change(pod(batch_shares=1024))
+    ledger.change(pod(batch_shares=1024, guard_idle=1, guard_shares=2))
+    assert texts(files, kernel) == ("1", kernel.of_idle)
+    for _ in range(4):
+        ledger.verify({Level.POD})
+    assert texts(files, kernel) == ("1", kernel.of_idle)
+    assert ledger.yielded() == ()
+    (lost,) = ledger.books.unapplied.values()
+    assert (lost.field, lost.wanted, lost.cause) == (SHARES, "1024", UnappliedCause.CONFLICT)
+    ledger.change(pod(batch_shares=1024))
+    assert (texts(files, kernel), ledger.books.unapplied.values()) == (("0", weight), ())
+    # Without the weight of batch resources that of before comes back.
+    ledger.change(pod(batch_shares=1024, guard_idle=1, guard_shares=2))
+    ledger.change(pod(guard_idle=1, guard_shares=2))
+    assert texts(files, kernel) == ("1", kernel.of_idle)
+    ledger.change(pod())
+    assert texts(files, kernel) == ("0", kernel.least)
+    assert len(ledger.books) == 0
+
+
+def test_after_a_crash_an_owner_of_both_still_has_it_idle(
+    ledger: Ledger, files: CgroupFiles, kernel: Kernel, tmp_path: Path
+) -> None:
+    ledger.change(pod(batch_shares=1024, guard_idle=1, guard_shares=2))
+    following(files, tmp_path).change(pod())
+    assert texts(files, kernel) == ("0", kernel.least)
+
+
 def test_a_weight_of_another_owner_counts_and_it_is_said(
     ledger: Ledger, files: CgroupFiles, kernel: Kernel
 ) -> None:

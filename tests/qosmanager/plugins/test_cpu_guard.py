@@ -21,6 +21,7 @@ from runtimeproxy.qosmanager.plugin import (
     Role,
 )
 from runtimeproxy.qosmanager.plugins.cpu_guard import (
+    MOST_SLICED,
     CpuGuardOptions,
     CpuGuardPlugin,
     GuardState,
@@ -284,6 +285,71 @@ def test_be_pods_beside_a_guarded_one_yield() -> None:
     assert values_of(node.decision.claims, "cpu.idle", Role.SET) == {(Level.POD, "batch"): 1}
     node.strategies = Strategies(cpu_guard=CpuGuard(enable=True, idle_pods=False))
     assert node.second(0.0).claims == ()
+
+
+def test_pods_with_batch_resources_yield_alike_where_the_strategy_says_so() -> None:
+    requests = {"kubernetes.io/batch-cpu": 500}
+    spark = pod_of("spark", QoSClass.BE, containers=(container_of("spark", requests=requests),))
+    node = Guarded(strategy=CpuGuard(enable=True, equal_weights=True), pods=[WEB, BATCH, spark])
+    node.second(0.0)
+    both = {(Level.POD, "batch"): 1, (Level.POD, "spark"): 1}
+    assert values_of(node.decision.claims, "cpu.idle", Role.SET) == both
+    # In place of the weight that batch resources give.
+    assert values_of(node.decision.claims, "cpu.shares", Role.SET) == {(Level.POD, "spark"): 2}
+
+
+def sliced(node: Guarded) -> set[str]:
+    """The pods whose tasks have short slices."""
+    found = values_of(node.decision.claims, "sched_slice_us", Role.SET)
+    assert set(found.values()) <= {1_000}
+    return {uid for level, uid in found if level is Level.POD}
+
+
+SLICES = CpuGuard(enable=True, slice=True, feedback=False)
+
+
+def test_tasks_of_guarded_pods_have_short_slices() -> None:
+    node = Guarded(strategy=SLICES, features=frozenset({"slice"}))
+    node.second(0.0)
+    assert sliced(node) == {"web"}
+    node.pods = (BATCH,)
+    node.second(0.0)
+    assert sliced(node) == set()
+    node.pods = (WEB, BATCH)
+    node.strategies = Strategies(cpu_guard=ON)
+    node.second(0.0)
+    assert sliced(node) == set()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "features", "reason"),
+    [
+        (4, {"idle"}, "tasks have no slices (Linux 6.12), or the daemon may not set them"),
+        (1, {"slice"}, "on one CPU the kernel's slices are shorter than 1 ms"),
+    ],
+)
+def test_no_slices_and_why(cpus: int, features: set[str], reason: str) -> None:
+    node = Guarded(cpus, SLICES, features=frozenset(features))
+    node.second(0.0)
+    assert sliced(node) == set()
+    assert reason in node.decision.explanation
+
+
+def test_short_slices_are_bounded_and_stay_where_they_are() -> None:
+    """Changing hands would write to all tasks of two pods."""
+    pods = [pod_of(f"web-{number:02}") for number in range(MOST_SLICED + 2)]
+    node = Guarded(strategy=SLICES, features=frozenset({"slice"}), pods=pods)
+    node.metrics.add(pods[-1].cgroup, Metric.CPU_USAGE, 3.0)
+    node.second(0.0)
+    first = sliced(node)
+    assert (len(first), "web-65" in first, "web-64" in first) == (MOST_SLICED, True, False)
+    assert "short slices of 64 pods at most: 2 have none" in node.decision.explanation
+    node.metrics.add(pods[-2].cgroup, Metric.CPU_USAGE, 9.0)
+    node.second(0.0)
+    assert sliced(node) == first
+    node.pods = tuple(each for each in node.pods if each.uid != "web-65")
+    node.second(0.0)
+    assert sliced(node) == {*first, "web-64"} - {"web-65"}
 
 
 def test_a_kernel_without_idle_groups() -> None:
