@@ -222,6 +222,7 @@ class Core:
             folder,
             boot_id,
         )
+        boosts.is_pressed, self.leased.on_waiting = self.leased.is_pressed, boosts.on_waiting
         self.starts = StartParts(openings, boosts)
         history = EvictionHistory(folder, boot_id, disk)
         self.evictor = Evictor(self.store, runtime, self.audit.claims, _bounds(settings), history)

@@ -482,7 +482,7 @@ class QosManager:
             return
         claims, evictions = result.decision.claims, result.decision.evictions
         if is_claiming:
-            await session.set(connection, claims)
+            await session.set(connection, claims, result.decision.waiting_pods)
         elif not is_enforced:
             self._explain(entry, claims)
         if evictions:

@@ -207,6 +207,9 @@ class CpuGuardPlugin(Plugin[GuardState]):
             explanation="; ".join(filter(None, notes)),
             threads_of=_threads_of(snapshot, guarded) if strategy.feedback else (),
             is_guarding=state.is_seeing,
+            waiting_pods=frozenset(
+                uid for uid, error in errors.items() if error > 1 and uid not in state.law.futile
+            ),
         )
 
     def _felt(

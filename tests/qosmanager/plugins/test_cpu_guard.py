@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.qosmanager.guard.law import LawState
 from runtimeproxy.qosmanager.plugin import (
     BE_CLASS,
     CPUS,
@@ -179,6 +180,19 @@ def test_waits_above_the_target_bound_be_pods() -> None:
     ):
         assert part in text
     assert node.decision.claims[0].reason.startswith("rule 1: ")
+
+
+def test_start_up_boosts_end_while_a_pod_waits_but_not_for_one_that_waits_for_itself() -> None:
+    node = Guarded()
+    node.seconds([0.04] * 3)
+    assert node.decision.waiting_pods == frozenset()
+    node.second(0.04)
+    assert node.decision.waiting_pods == {"web"}
+    node.remember(law=replace(node.state.law, futile={"web": node.metrics.now_s + 300}))
+    assert node.second(0.04).waiting_pods == frozenset()
+    node.remember(law=LawState())
+    assert node.seconds([0.0] * 3)
+    assert node.decision.waiting_pods == frozenset()
 
 
 def test_a_small_wait_bounds_nothing() -> None:
