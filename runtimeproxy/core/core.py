@@ -48,7 +48,7 @@ from runtimeproxy.ledger.openings import ClassOpenings, Starts
 from runtimeproxy.ledger.pools import POOL_INPUTS, NodePools, PoolConfiguration, pools_file
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.idle_cpus import IdleCpus
-from runtimeproxy.node.snapshot import Input
+from runtimeproxy.node.snapshot import Feature, Input
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.checkpoint.codec import RowKind
 from runtimeproxy.pods.inventory import Inventory
@@ -193,6 +193,7 @@ class Core:
                 self.inventory.cgroup_of,
                 self._host_cgroup,
                 lambda pool, field: self.pools.pool_problem(pool, field),  # noqa: PLW0108 - made below
+                lambda: Feature.CLASS_IDLE in self.node.latest.features,
             ),
             self.upkeep.in_worker,
             self._is_idle,

@@ -139,7 +139,7 @@ DECLARED: tuple[Declaration, ...] = (
         "cpu.idle",
         0,
         maximum=1,
-        levels=frozenset({ClaimLevel.HOST_APPLICATION, ClaimLevel.POD}),
+        levels=frozenset({ClaimLevel.HOST_APPLICATION, ClaimLevel.POD, ClaimLevel.QOS_CLASS}),
         direction=Direction.SMALLER,
         koordlet="CoreSched",
         feature="idle",

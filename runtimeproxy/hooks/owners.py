@@ -92,7 +92,7 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
             (
                 "cpu.cfs_quota_us at_most qos-class",
                 "cpuset.cpus at_most qos-class",
-                "cpu.idle set pod",
+                "cpu.idle set pod qos-class",
                 "cpu.shares set pod",
                 "sched_slice_us set pod",
             )

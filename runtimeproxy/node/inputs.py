@@ -33,6 +33,7 @@ from runtimeproxy.node.machine import (
     read_features,
     read_memory,
     read_processor,
+    systemd_version,
 )
 from runtimeproxy.node.object_folder import FolderObjects, ObjectFolder, StrategyTexts
 from runtimeproxy.node.objects import Kind, NodeObject, Reader, TopologyFacts
@@ -195,6 +196,7 @@ class NodeInputs:
                 if places.has_cookies is None
                 else places.has_cookies,
                 has_slices=is_here and slices.is_supported(),
+                systemd=systemd_version() if is_here else 0,
             )
             | (network_features() if is_here else frozenset()),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),

@@ -91,6 +91,8 @@ class Feature(StrEnum):
     """The sysctl `kernel.sched_group_identity_enabled`; without it group identity is always on."""
     SLICE = "slice"
     """Slices of tasks, from Linux 6.12 on, that this process may set: see `cgroups/slices.py`."""
+    CLASS_IDLE = "class-idle"
+    """Cgroup version 2 with `cpu.idle`, and a systemd that ends it before it writes a weight."""
     IO_LIMITS = "io-limits"
     """`blkio.throttle.*`, `io.max`."""
     IO_WEIGHT = "io-weight"

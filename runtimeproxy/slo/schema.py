@@ -443,7 +443,16 @@ class PodCpuGuard:
     """The part of the CPU guard that a pod may have of its own: the annotation `koordinator.sh/cpuGuard`."""
 
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("enable", "feedback", "floor_millicores", "idle_pods", "equal_weights", "slice", "probe"),
+        (
+            "enable",
+            "feedback",
+            "floor_millicores",
+            "idle_pods",
+            "equal_weights",
+            "class_idle",
+            "slice",
+            "probe",
+        ),
         _WHOLE_NODE,
     )
 
@@ -468,6 +477,9 @@ class CpuGuard(PodCpuGuard):
     weights that these give them."""
     equal_weights: bool = False
     """Whether pods with batch resources are among these, too: all BE pods then share what is left alike."""
+    class_idle: bool = False
+    """Whether the class BestEffort is idle as a whole, too: with cgroup version 2, the kubelet's driver
+    systemd, and systemd 252."""
     slice: bool = False
     """Whether tasks of LS, LSR and LSE pods have slices of 1 ms (Linux 6.12): they get a CPU sooner, and no
     more of it."""

@@ -941,6 +941,38 @@ async def test_what_waits_in_dry_run_ends_no_boost(node: Node) -> None:
     assert not node.leased.is_pressed("u2")
 
 
+@pytest.mark.parametrize(
+    ("qos", "parent", "is_reset", "reason"),
+    [
+        ("BestEffort", "/kubepods.slice/kubepods-besteffort.slice", True, ""),
+        ("BestEffort", "/kubepods.slice/kubepods-besteffort.slice", False, "systemd 252"),
+        ("BestEffort", "/kubepods/besteffort", True, "cgroupfs"),
+        ("Burstable", "/kubepods.slice/kubepods-besteffort.slice", True, "others have weights"),
+    ],
+)
+def test_which_classes_may_be_idle(qos: str, parent: str, *, is_reset: bool, reason: str) -> None:
+    store = PodStore()
+    store.pods.put(
+        PodRecord(id="s", uid="u", name="u", namespace="shop", cgroup_parent=f"{parent}/podu")
+        if parent.startswith("/kubepods/")
+        else PodRecord(
+            id="s",
+            uid="u",
+            name="u",
+            namespace="shop",
+            cgroup_parent=f"{parent}/kubepods-besteffort-podu.slice",
+        )
+    )
+    places = ClaimPlaces(store, lambda *_: "", lambda _: "", is_class_reset=lambda: is_reset)
+    found = places.find(ClaimKey(ClaimLevel.QOS_CLASS, qos, "cpu.idle", Role.SET))
+    if reason:
+        assert isinstance(found, str)
+        assert reason in found
+    else:
+        assert not isinstance(found, str)
+        assert found.target.cgroup == parent
+
+
 async def test_the_guard_makes_besteffort_pods_idle_and_no_others(node: Node) -> None:
     def idle(uid: str) -> tuple[ClaimKey, Claim]:
         claim = claim_of(Owner("cpu-guard"), "cpu.idle", Role.SET, "1", None, "")

@@ -206,6 +206,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
             claims,
             explanation="; ".join(filter(None, notes)),
             threads_of=_threads_of(snapshot, guarded) if strategy.feedback else (),
+            problem=_unreadable(snapshot, state) if strategy.feedback and not state.is_seeing else "",
             is_guarding=state.is_seeing,
             waiting_pods=frozenset(
                 uid for uid, error in errors.items() if error > 1 and uid not in state.law.futile
@@ -435,6 +436,8 @@ def _idle_claims(snapshot: Snapshot, has_guarded: bool) -> tuple[list[Claim], st
     if _FEATURE_IDLE not in snapshot.node.features:
         return [], "the kernel has no cpu.idle (5.15): BE pods keep their weights"
     claims: list[Claim] = []
+    if snapshot.strategies.cpu_guard.class_idle:
+        claims.append(Claim(BE_CLASS, IDLE, Role.SET, 1, reason="the class yields to LS pods: classIdle"))
     for pod in snapshot.pods:
         if not _is_best_effort(pod) or not _is_running(pod):
             continue
@@ -569,6 +572,18 @@ def _blind_reason(snapshot: Snapshot, state: GuardState, used: float | None) -> 
     metrics = (Metric.CPU_PRESSURE_FULL, Metric.CPU_RUN_DELAY)
     why = filter(None, (snapshot.metrics.absence(unread.cgroup, each) for each in metrics))
     return ": ".join((found, *why))
+
+
+def _unreadable(snapshot: Snapshot, state: GuardState) -> str:
+    """Why nothing can be read of any guarded pod, in neither way; empty if that is not so, or not known."""
+    if not state.pods or not all(map(_is_unread, state.pods.values())):
+        return ""
+    cgroup = next((pod.cgroup for pod in snapshot.pods if pod.uid in state.pods), "")
+    metrics = (Metric.CPU_PRESSURE_FULL, Metric.CPU_RUN_DELAY)
+    reasons = [snapshot.metrics.absence(cgroup, each) for each in metrics]
+    if not all(reasons):
+        return ""
+    return f"BE pods are not bounded, as it cannot be read what others wait: {'; '.join(reasons)}"
 
 
 def _is_unread(pod: PodState) -> bool:

@@ -276,6 +276,52 @@ def test_blind_it_holds_and_gives_back() -> None:
     assert later[-1] is None
 
 
+def test_what_cannot_be_read_in_any_way_is_a_problem_of_the_plugin() -> None:
+    node = Guarded()
+    node.metrics.problems = {Metric.CPU_PRESSURE_FULL: "PSI is off"}
+    # Threads may tell it.
+    assert node.second(None).problem == ""
+    node.metrics.problems[Metric.CPU_RUN_DELAY] = "no schedstat"
+    assert node.second(None).problem == (
+        "BE pods are not bounded, as it cannot be read what others wait: PSI is off; no schedstat"
+    )
+    node.pods = (BATCH,)
+    assert node.second(None).problem == ""
+    node.pods = (WEB, BATCH)
+    node.strategies = Strategies(cpu_guard=CpuGuard(enable=True, feedback=False))
+    assert node.second(None).problem == ""
+    node.strategies = Strategies(cpu_guard=ON)
+    node.metric = Metric.CPU_RUN_DELAY
+    node.seconds([0.1] * 2)
+    assert node.decision.problem == ""
+
+
+def test_cpu_suppress_claims_only_while_the_guard_is_blind() -> None:
+    """Beside the bound that is held then: the smaller one of both applies."""
+    node, suppress = Guarded(), CpuSuppress()
+    state = suppress.setup(PluginContext(gates={}))
+    strategies = Strategies(threshold=Threshold(enable=True), cpu_guard=ON)
+
+    def suppresses() -> bool:
+        nonlocal state
+        snapshot = replace(node.snapshot(), strategies=strategies, is_guarded=node.decision.is_guarding)
+        decision = suppress.run(snapshot, state)
+        state = decision.state
+        return bool(decision.claims)
+
+    node.seconds([0.04] * 4)
+    assert (suppresses(), node.quota_us()) == (False, 150_000)
+    node.seconds([None] * 9)
+    assert not suppresses()
+    # Blind now: its bound is held, and does not keep suppress from a smaller one.
+    node.second(None)
+    assert (node.decision.is_guarding, node.quota_us()) == (False, 150_000)
+    assert "cpu-guard" not in suppress.run(replace(node.snapshot(), strategies=strategies), state).explanation
+    node.seconds([0.018] * 2)
+    assert node.decision.is_guarding
+    assert not suppresses()
+
+
 def test_without_guarded_pods_it_is_blind() -> None:
     node = Guarded(pods=[BATCH])
     node.second(None)
@@ -310,6 +356,15 @@ def test_pods_with_batch_resources_yield_alike_where_the_strategy_says_so() -> N
     assert values_of(node.decision.claims, "cpu.idle", Role.SET) == both
     # In place of the weight that batch resources give.
     assert values_of(node.decision.claims, "cpu.shares", Role.SET) == {(Level.POD, "spark"): 2}
+
+
+def test_the_class_is_idle_only_where_the_strategy_says_so() -> None:
+    node = Guarded(strategy=CpuGuard(enable=True, class_idle=True))
+    node.second(0.0)
+    assert values_of(node.decision.claims, "cpu.idle", Role.SET) == {_BE: 1, (Level.POD, "batch"): 1}
+    node.pods = (BATCH,)
+    node.second(0.0)
+    assert values_of(node.decision.claims, "cpu.idle", Role.SET) == {}
 
 
 def sliced(node: Guarded) -> set[str]:
