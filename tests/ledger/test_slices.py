@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.cgroups.slices import FIELD, MARK_NS, Scheduling, Slices
+from runtimeproxy.cgroups.slices import FIELD, MARK_NS, KernelCalls, Scheduling, Slices, is_supported
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
@@ -23,6 +23,7 @@ from runtimeproxy.pods.records import Level
 from runtimeproxy.restore.command import restore_cgroups, states
 from runtimeproxy.restore.plan import NodeState, Status, plan
 from runtimeproxy.testing import CgroupFiles
+from tests.cgroups.boxes import real_box
 from tests.cgroups.cookies import Tasks
 from tests.cgroups.slicing import FIFO, SlicingKernel
 
@@ -170,3 +171,20 @@ def test_a_kernel_without_slices_has_a_reason(node: Node) -> None:
     ((cause, reason),) = node.causes
     assert cause is UnappliedCause.REFUSED
     assert "no slices" in reason
+
+
+@pytest.mark.skipif(not is_supported(), reason="slices of tasks need Linux 6.12")
+def test_processes_of_this_machine(tmp_path: Path) -> None:
+    calls = KernelCalls()
+    with real_box() as box:
+        pids = [box.start(), box.start("below")]
+        was = [calls.read(pid) for pid in pids]
+        journal = Journal(tmp_path, "boot")
+        ledger = Ledger(CgroupWriter(), journal, "boot")
+        target = CgroupTarget(Level.POD, box.cgroup, "shop/web", "u1")
+        ledger.change([Wanted(target, {FIELD: (Claim(GUARD, Role.SET, 1_000),)}, owner=GUARD)])
+        assert [calls.read(pid) for pid in pids] == [each._replace(slice_ns=OURS_NS) for each in was]
+        ledger.change([Wanted(target, {FIELD: ()}, owner=GUARD)])
+        assert [calls.read(pid) for pid in pids] == was
+        assert (len(ledger.books), ledger.books.unapplied.values()) == (0, ())
+        journal.close()
