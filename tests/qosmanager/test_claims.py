@@ -80,13 +80,13 @@ async def test_pods_that_wait_are_told_with_and_without_claims(peer: Peer) -> No
         (sent,) = await peer.set()
         assert (list(sent.waiting_pods), len(sent.claims)) == (sorted(waiting), 0)
         assert await peer.set() == []
-    # They are forgotten with the lease, and another daemon knows nothing of them.
+    # They are forgotten with the lease, and when all is released.
     peer.waiting = frozenset({"a"})
     await peer.set()
     peer.clock.now_s += HEARTBEAT_S
     (renewed,) = await peer.set()
     assert renewed.waiting_pods == ["a"]
-    await peer.restart_daemon()
+    await peer.session.release(await peer.connection())
     (again,) = await peer.set()
     assert again.waiting_pods == ["a"]
 
