@@ -134,6 +134,8 @@ class Need(NamedTuple):
     metric: Metric
     longest_s: float
     """The longest of its windows."""
+    every_s: float = 0.0
+    """How far its samples may lie apart; they are at least a second apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +179,10 @@ class Plugin(Generic[StateT]):
     there are none."""
 
     def option_problems(self, options: Any) -> Sequence[tuple[str, str]]:  # noqa: ANN401 - of `options_type`
-        """Key and reason of options that are of the right types and cannot be used; they end the start."""
+        """Key and reason of options that are of the right types and cannot be used; they end the start.
+
+        The key of a value in a table has both names: `table.name`.
+        """
         return ()
 
     def setup(self, context: PluginContext) -> StateT:

@@ -346,6 +346,9 @@ class Measured(NamedTuple):
     became a sample, and several samples may say what was measured once. None: with its sample."""
 
 
+NO_FRESH_SAMPLE: Final = "there is no fresh sample"
+
+
 class Metrics(Protocol):
     """The samples."""
 
@@ -375,6 +378,10 @@ class Metrics(Protocol):
     def cpu_windows(self, length_s: float) -> Mapping[int, Window]:
         """The samples of the node's `CPU_RUNNABLE` by CPU; empty: there are none."""
         return {}
+
+    def missing_reason(self, cgroup: str, metric: Metric) -> str:
+        """Why there is no fresh sample of a metric; asked where there is none."""
+        return NO_FRESH_SAMPLE
 
 
 class NoMetrics(Metrics):

@@ -263,11 +263,11 @@ class _Advising:
             before = self.state.required.get(name)
             held = self.state.held.get((name, PoolField.REQUIRED_CPUS))
             if before is None:
-                # One look is no reason to take CPUs from a pool: it falls from what it has, by steps.
+                # One moment is no reason to take CPUs from a pool: it falls from what it has, by steps.
                 size = held if held is not None else len(self._pools.pools[name])
                 before = PoolNeed(min(size, pool.most), self._now_s, pool.cores)
             fall = max(1, before.size * self._options.fall_percent // 100)
-            limits = Limits(0, fall, self._options.hold_s)
+            limits = Limits(fall, self._options.hold_s)
             after = regulated_requirement(before, pool.cores, pool.most, self._now_s, limits)
             found[name] = after, pool
         # Of other pools there is nothing to remember.
