@@ -366,6 +366,11 @@ class Metrics(Protocol):
         window = self.window(cgroup, metric, length_s)
         return None if window is None else window.last
 
+    def mean(self, cgroup: str, metric: Metric, length_s: float) -> float | None:
+        """The mean of the samples of `window`, for less work; None: there are none."""
+        window = self.window(cgroup, metric, length_s)
+        return None if window is None else window.avg
+
     def measured(self, cgroup: str, metric: Metric, length_s: float) -> Measured | None:
         """The last sample and when it was measured; of parts, those of the first. Otherwise as `last`."""
         value = self.last(cgroup, metric, length_s)

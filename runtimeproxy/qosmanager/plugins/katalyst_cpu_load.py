@@ -214,5 +214,4 @@ def pod_load(snapshot: Snapshot, pod: Pod) -> float | None:
     load = fresh_value(snapshot, pod.cgroup, Metric.CPU_LOAD)
     if load is not None or fresh_value(snapshot, pod.cgroup, Metric.CPU_USAGE) is None:
         return load
-    window = snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, LOAD_S)
-    return None if window is None else window.avg
+    return snapshot.metrics.mean(pod.cgroup, Metric.CPU_USAGE, LOAD_S)

@@ -30,7 +30,7 @@ from runtimeproxy.qosmanager.samples.kernel_files import (
     node_sources,
 )
 from runtimeproxy.qosmanager.samples.reader import FileReading, Loss, PassReader, SourceFiles
-from runtimeproxy.qosmanager.samples.windows import Ring, summarize
+from runtimeproxy.qosmanager.samples.windows import Ring, mean_of, summarize
 from runtimeproxy.qosmanager.snapshot import (
     NO_FRESH_SAMPLE,
     NODE_CGROUP,
@@ -247,13 +247,20 @@ class Sampler:
 
     def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
         """The samples of the last `length_s` seconds; None: there are none, or the cgroup is not a target."""
+        return summarize(self._values(cgroup, metric, length_s))
+
+    def mean(self, cgroup: str, metric: Metric, length_s: float) -> float | None:
+        # Without the sorting that a window needs.
+        values = self._values(cgroup, metric, length_s)
+        return mean_of(values) if values else None
+
+    def _values(self, cgroup: str, metric: Metric, length_s: float) -> Sequence[float]:
         with self._lock:
             found = self._find(cgroup, metric)
             if found is None:
-                return None
+                return ()
             ring, column = found
-            values = ring.values_after(self._reader.clock() - length_s, column)
-        return summarize(values)
+            return ring.values_after(self._reader.clock() - length_s, column)
 
     def last(self, cgroup: str, metric: Metric, length_s: float) -> float | None:
         # Much faster than a window.

@@ -53,6 +53,8 @@ def test_cpu_and_throttling_over_the_time_that_passed(tree: Tree) -> None:
     assert window is not None
     assert window.avg == pytest.approx(1.25)
     assert window.count == 2
+    assert tree.sampler.mean(POD, Metric.CPU_USAGE, 30) == window.avg
+    assert tree.sampler.mean(OTHER, Metric.CPU_USAGE, 30) is None
 
 
 def test_memory_pressure_and_numa_nodes(tree: Tree) -> None:
