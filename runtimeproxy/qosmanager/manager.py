@@ -138,7 +138,9 @@ def configured(reading: SourceReading, plugins: Iterable[AnyPlugin]) -> Configur
         problems: list[Problem] = []
         if plugin.options_type is not None:
             options, problems = make(plugin.options_type, own.options)
-            problems += [((key,), reason) for key, reason in plugin.option_problems(options)]
+            problems += [
+                (tuple(key.split(".", 1)), reason) for key, reason in plugin.option_problems(options)
+            ]
         elif isinstance(plugin, RemotePlugin):
             options = RemoteOptions(own.endpoint, own.options)
         elif own.options and not own.endpoint:
@@ -205,7 +207,8 @@ class _PluginEntry:
         self.refused = ""
         """Why the daemon does not take its claims; empty if it does."""
         self.refused_until_s = 0.0
-        self.would_claim: Sequence[Claim] = ()
+        self.would_claim: list[Claim] = []
+        """What was logged last, without reasons; nothing at first, which is not logged."""
         self.has_run = False
         self._node_report: NodeReport | None = None
         self.explained_s = 0.0

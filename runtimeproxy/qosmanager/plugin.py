@@ -147,6 +147,8 @@ class Need(NamedTuple):
     """The longest of its windows."""
     is_fresh: bool = False
     """Each sample has to be of its own pass: none is taken from Malachite."""
+    every_s: float = 0.0
+    """How far its samples may lie apart; they are at least a second apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,10 @@ class Plugin(Generic[StateT]):
     there are none."""
 
     def option_problems(self, options: Any) -> Sequence[tuple[str, str]]:  # noqa: ANN401 - of `options_type`
-        """Key and reason of options that are of the right types and cannot be used; they end the start."""
+        """Key and reason of options that are of the right types and cannot be used; they end the start.
+
+        The key of a value in a table has both names: `table.name`.
+        """
         return ()
 
     def setup(self, context: PluginContext) -> StateT:
