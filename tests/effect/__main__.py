@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("dist/effect"))
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.rounds, arguments.seconds = 5, 25.0
+        arguments.rounds, arguments.seconds, arguments.settle = 5, 25.0, 0.7
     try:
         loads = [load_of(text, arguments) for text in arguments.loads.split(",")]
         ways = [way(text) for text in arguments.ways.split(",")]

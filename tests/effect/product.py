@@ -20,6 +20,8 @@ from tests.lab.procfs import cpu_seconds
 from tests.lab.proxy_process import ManagerProcess, ProxyOptions, ProxyProcess
 
 UNLIMITED: Final = -1
+MIN_QUOTA_US: Final = 1_000
+"""Source: Linux kernel/sched/core.c, min_cfs_quota_period."""
 DEFAULT_THRESHOLD_PERCENT: Final = 65
 """Source: Koordinator's default of cpuSuppressThresholdPercent."""
 LEARNING_S: Final = 95.0
@@ -40,9 +42,10 @@ _INTO_CGROUPS: Final = 'for file in {files}; do echo $$ >$file; done; exec "$@"'
 
 @dataclass(frozen=True)
 class Way:
-    """What runs: `alone`, `nothing`, `suppress`, `protection` or `feedback`.
+    """What runs: `alone`, `nothing`, `suppress`, `protection`, `feedback`, or `bound`.
 
-    With a number behind a colon: the threshold of `suppress` in percent, the target of `feedback` in ms/s.
+    With a number behind a colon: the threshold of `suppress` in percent, the target of `feedback` in ms/s. A
+    `bound` is that of the BE class, in millicores, without the product: to see what another law could reach.
     """
 
     text: str
@@ -77,13 +80,17 @@ class Way:
 
 
 NAMES: Final = ("alone", "nothing", "suppress", "protection", "feedback")
+BOUND: Final = "bound"
 
 
 def way(text: str) -> Way:
     """Reads a way. Raises ValueError."""
     found = Way(text)
     number = found.number
-    if found.name not in NAMES or (number is not None and found.name not in ("suppress", "feedback")):
+    takes_number = found.name in ("suppress", "feedback", BOUND)
+    if found.name not in (*NAMES, BOUND) or (number is not None and not takes_number):
+        raise ValueError(text)
+    if found.name == BOUND and (number is None or number < MIN_QUOTA_US / 100):
         raise ValueError(text)
     return found
 
@@ -91,6 +98,17 @@ def way(text: str) -> Way:
 def be_quota_us() -> int:
     """The bound of the BE class in the kernel."""
     return int(cgroup_v1.read("cpu", BE_CLASS, "cpu.cfs_quota_us"))
+
+
+@contextmanager
+def bounded(millicores: int) -> Iterator[None]:
+    """Bounds the BE class as far as this, of a period of 100 ms."""
+    quota = cgroup_v1.file("cpu", BE_CLASS, "cpu.cfs_quota_us")
+    quota.write_text(str(millicores * 100))
+    try:
+        yield
+    finally:
+        quota.write_text(str(UNLIMITED))
 
 
 def idle_pods(node: Node) -> int:
@@ -137,6 +155,10 @@ class Product:
         """The product in this way, from when it acts to when its values are gone; nothing if it is not."""
         if way.name == "alone":
             with frozen():
+                yield
+            return
+        if way.name == BOUND:
+            with bounded(int(way.number or 0)):
                 yield
             return
         if not way.strategies:
@@ -209,7 +231,7 @@ def way_problems(way: Way, node: Node, seconds: Sequence[Second]) -> list[str]:
     bounded = sum(each.quota_us > 0 for each in seconds)
     idle = sum(each.idle_pods == len(node.batch) for each in seconds)
     blind = sum(each.guard.get("blind", 1) != 0 for each in seconds if each.guard is not None)
-    wants_bound = {"suppress": True, "feedback": None}.get(way.name, False)
+    wants_bound = {"suppress": True, BOUND: True, "feedback": None}.get(way.name, False)
     if wants_bound is not None and bounded != wants_bound * len(seconds):
         problems.append(f"BE pods were bounded in {bounded} of {len(seconds)} s")
     if idle != len(seconds) * (way.name in ("protection", "feedback")):

@@ -28,8 +28,13 @@ def report(measurements: Sequence[Measurement]) -> str:
 
 def _ways(measurements: Sequence[Measurement]) -> list[str]:
     found = {each.way for each in measurements}
-    order = ("alone", "nothing", "suppress", "protection", "feedback")
-    return sorted(found, key=lambda way: (order.index(way.partition(":")[0]), way))
+    order = ("alone", "nothing", "bound", "suppress", "protection", "feedback")
+
+    def place(way: str) -> tuple[int, float]:
+        name, _, number = way.partition(":")
+        return order.index(name), float(number or 0)
+
+    return sorted(found, key=place)
 
 
 def _of(measurements: Sequence[Measurement], way: str) -> list[Measurement]:

@@ -194,7 +194,8 @@ def test_ways_with_numbers() -> None:
     assert guard == {"enable": True, "feedback": True, "targetPressureMilliseconds": 12.5}
     assert way("protection").strategies["cpu-guard-config"]["clusterStrategy"]["feedback"] is False
     assert not way("nothing").strategies
-    for text in ("alone:1", "other", "suppress:x"):
+    assert not way("bound:500").strategies
+    for text in ("alone:1", "other", "suppress:x", "bound", "bound:9"):
         with pytest.raises(ValueError, match=r".*"):
             way(text)
 
@@ -234,6 +235,7 @@ def test_what_was_not_in_its_way_is_said() -> None:
     assert not problems("nothing", second())
     assert not problems("suppress", second(quota_us=5_000))
     assert not problems("protection", second(idle_pods=2))
+    assert not problems("bound:50", second(quota_us=5_000))
     assert not problems("feedback", second(idle_pods=2, guard=seeing))
     assert not problems("feedback", second(idle_pods=2, quota_us=9_000, guard=seeing))
     assert problems("nothing", second(), second(quota_us=5_000)) == ["BE pods were bounded in 1 of 2 s"]
