@@ -33,10 +33,10 @@ def learnt(waits: dict[float, int], *, kind: Kind = Kind.PRESSURE, used: float =
         pytest.param({}, Kind.PRESSURE, 20.0, id="nothing-known"),
         pytest.param({10.0: 59}, Kind.PRESSURE, 20.0, id="not-enough"),
         pytest.param({0.0: 60}, Kind.PRESSURE, 5.0, id="least"),
-        pytest.param({42.0: 60}, Kind.PRESSURE, 50.0, id="most"),
+        pytest.param({39.0: 60}, Kind.PRESSURE, 50.0, id="most"),
         pytest.param({}, Kind.RUN_DELAY, 200.0, id="run-delay-nothing-known"),
         pytest.param({0.0: 60}, Kind.RUN_DELAY, 50.0, id="run-delay-least"),
-        pytest.param({340.0: 60}, Kind.RUN_DELAY, 400.0, id="run-delay-most"),
+        pytest.param({315.0: 60}, Kind.RUN_DELAY, 400.0, id="run-delay-most"),
     ],
 )
 def test_bounds(waits: dict[float, int], kind: Kind, expected: float) -> None:
