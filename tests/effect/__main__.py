@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -94,6 +94,7 @@ def _run_load(
                 running.enter_context(product.running(each))
                 time.sleep(SETTLE_S.get(each.name, _OTHER_SETTLE_S) * options.settle)
             found = measured(node, product, each, number, rate, options.seconds)
+        found = replace(found, problems=[*found.problems, *product.problems])
         results.add(found)
         print(_line(found), flush=True)
 

@@ -32,6 +32,7 @@ BE_CLASS: Final = "/kubepods/besteffort"
 SYSTEM: Final = "/effect-system"
 BENCH: Final = "/effect-bench"
 PRODUCT: Final = "/effect-product"
+BE_POD_SHARES: Final = 2
 REQUEST_S: Final = 0.001
 """CPU time of one request of load B."""
 BURN_S: Final = 0.005
@@ -149,6 +150,7 @@ class Node:
         self._client = stack.enter_context(CriClient(self.runtime.socket))
         for pod in (web, *batch):
             self._start(pod)
+        shares.update(dict.fromkeys(self.batch, BE_POD_SHARES))
         for cgroup, value in shares.items():
             cgroup_v1.file("cpu", cgroup, "cpu.shares").write_text(str(value))
         stack.callback(self._end_system)

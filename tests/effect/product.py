@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.effect.node import BE_CLASS, CPUS, PRODUCT, Node, frozen
+from tests.effect.node import BE_CLASS, BE_POD_SHARES, CPUS, PRODUCT, Node, frozen
 from tests.effect.results import Second
 from tests.lab import cgroup_v1
 from tests.lab.deadline import wait_until
@@ -116,6 +116,16 @@ def idle_pods(node: Node) -> int:
     return sum(cgroup_v1.read("cpu", cgroup, "cpu.idle") == "1" for cgroup in node.batch)
 
 
+def _left(node: Node) -> list[str]:
+    """The values of BE pods that are not as they were before."""
+    found = [] if be_quota_us() == UNLIMITED else [f"quota {be_quota_us()}"]
+    for cgroup in node.batch:
+        idle, shares = (cgroup_v1.read("cpu", cgroup, name) for name in ("cpu.idle", "cpu.shares"))
+        if (idle, shares) != ("0", str(BE_POD_SHARES)):
+            found.append(f"{cgroup}: idle {idle}, shares {shares}")
+    return found
+
+
 def _wrapper() -> tuple[str, ...]:
     files = (cgroup_v1.file(each, PRODUCT, "cgroup.procs") for each in ("cpu", "cpuacct"))
     return "sh", "-c", _INTO_CGROUPS.format(files=" ".join(map(str, files))), "sh"
@@ -148,11 +158,16 @@ class Product:
         self._daemon = ProxyProcess(folder, options)
         self._objects = NodeObjects(self._daemon.objects_folder, _NAME)
         self._objects.node(capacity={"cpu": str(CPUS), "memory": "4Gi"})
+        self.problems: list[str] = []
+        """What was left of the product's values, the last time."""
         self._manager = _Manager(folder, self._daemon.config_file, self._daemon.socket)
 
     @contextmanager
     def running(self, way: Way) -> Iterator[None]:
-        """The product in this way, from when it acts to when its values are gone; nothing if it is not."""
+        """The product in this way, from when it acts to when its values are gone, or not: see `problems`."""
+        self.problems = []
+        # What another program has left is no part of a way.
+        cgroup_v1.file("cpu", BE_CLASS, "cpu.cfs_quota_us").write_text(str(UNLIMITED))
         if way.name == "alone":
             with frozen():
                 yield
@@ -171,7 +186,7 @@ class Product:
             self._wait(way)
             yield
             self._objects.strategies({})
-            self._until(lambda: be_quota_us() == UNLIMITED and not idle_pods(self._node), "the end of values")
+            self._wait_for_the_end()
         finally:
             self._end()
 
@@ -182,6 +197,12 @@ class Product:
             self._until(lambda: idle_pods(self._node) == len(self._node.batch), "BE pods that yield")
         if way.name == "feedback":
             self._until(lambda: self.guard().get("blind") == 0, "a guard that sees")
+
+    def _wait_for_the_end(self) -> None:
+        try:
+            self._until(lambda: not _left(self._node), "the end of the product's values", 30)
+        except TimeoutError as error:
+            self.problems.append(f"{error}: {', '.join(_left(self._node))}")
 
     @property
     def has_history(self) -> bool:
@@ -215,9 +236,9 @@ class Product:
                 if each.alive():
                     each.terminate()
 
-    def _until(self, condition: Any, what: str) -> None:
+    def _until(self, condition: Any, what: str, timeout_s: float = 90.0) -> None:
         try:
-            wait_until(condition, what, timeout_s=90)
+            wait_until(condition, what, timeout_s)
         except TimeoutError:
             print(*self._daemon.log[-20:], *self._manager.log[-40:], sep="\n")
             raise
