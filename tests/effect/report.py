@@ -14,6 +14,8 @@ GOAL_LATENCY: Final = 1.2
 """p99.9 of the LS server, of that alone."""
 GOAL_SHARE: Final = 0.7
 """CPU time of BE pods, of what is idle alone."""
+LEAST_IDLE: Final = 0.02
+"""CPUs; with less nothing is idle, and a share of it says nothing."""
 _COLORS: Final = ("#999999", "#d55e00", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
 
 
@@ -42,9 +44,9 @@ def _of(measurements: Sequence[Measurement], way: str) -> list[Measurement]:
 
 
 def share_of_idle(measurements: Sequence[Measurement], each: Measurement) -> float | None:
-    """CPU time of BE pods, of what is idle in the same round alone; None: that round is not known."""
+    """CPU time of BE pods, of what is idle in the same round alone; None: that is not known, or nothing is."""
     alone = [other for other in measurements if other.way == ALONE and other.round == each.round]
-    return each.cores.be / alone[0].cores.idle if alone and alone[0].cores.idle > 0 else None
+    return each.cores.be / alone[0].cores.idle if alone and alone[0].cores.idle > LEAST_IDLE else None
 
 
 def table(measurements: Sequence[Measurement]) -> str:
