@@ -44,7 +44,7 @@ def _of(measurements: Sequence[Measurement], way: str) -> list[Measurement]:
 
 
 def share_of_idle(measurements: Sequence[Measurement], each: Measurement) -> float | None:
-    """CPU time of BE pods, of what is idle in the same round alone; None: that is not known, or nothing is."""
+    """CPU time of BE pods, of what is idle in the same round alone; None: not known, or nothing is idle."""
     alone = [other for other in measurements if other.way == ALONE and other.round == each.round]
     return each.cores.be / alone[0].cores.idle if alone and alone[0].cores.idle > LEAST_IDLE else None
 
@@ -237,11 +237,8 @@ def _draw_curves(axes: Any, measurements: Sequence[Measurement], colors: dict[st
 def _draw_frontier(axes: Any, measurements: Sequence[Measurement], colors: dict[str, str]) -> None:
     """What BE pods get, and what the server pays: each round, and the medians with their intervals."""
     for way, color in colors.items():
-        pairs = [
-            (share if (share := share_of_idle(measurements, each)) is not None else each.cores.be, each)
-            for each in _of(measurements, way)
-        ]
-        x, y = [share for share, _ in pairs], [each.percentile_ms(99.9) for _, each in pairs]
+        x = [each.be_per_s for each in _of(measurements, way)]
+        y = [each.percentile_ms(99.9) for each in _of(measurements, way)]
         axes.scatter(x, y, color=color, s=8, alpha=0.5)
         across, up = estimate(x), estimate(y)
         axes.errorbar(
@@ -256,8 +253,7 @@ def _draw_frontier(axes: Any, measurements: Sequence[Measurement], colors: dict[
     if ALONE in colors:
         alone = estimate([each.percentile_ms(99.9) for each in _of(measurements, ALONE)]).median
         axes.axhline(alone * GOAL_LATENCY, color="#999999", linestyle=":", linewidth=1)
-        axes.axvline(GOAL_SHARE, color="#999999", linestyle=":", linewidth=1)
-    axes.set(xlabel="CPU of BE pods, of what is idle alone", ylabel="p99.9 of the LS server, ms")
+    axes.set(xlabel="throughput of the BE pods, per second", ylabel="p99.9 of the LS server, ms")
     axes.legend(fontsize=8)
 
 
