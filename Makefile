@@ -159,8 +159,9 @@ command-files: $(INSTALLED)  ## make man page and completions of the command lin
 session: $(INSTALLED)  ## record the terminal session of the README anew
 	$(BIN)/python -m tests.demo.session
 
-effect: $(INSTALLED)  ## measure a server beside greedy pods, without and with the product (as root, needs containerd); 18 minutes
-	$(BIN)/python -m tests.effect
+effect: $(INSTALLED)  ## measure servers beside greedy pods in five ways (as root, installs nginx and ffmpeg); 2 hours, OPTIONS=--short: 40 minutes
+	sh tests/lab/install.sh effect
+	$(BIN)/python -m tests.effect $(OPTIONS)
 
 screenshot: $(INSTALLED)  ## make the README's picture of the node page anew (needs Chromium)
 	$(BIN)/python -m tests.service.page.screenshot

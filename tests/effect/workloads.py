@@ -1,6 +1,8 @@
-"""What runs in the pods, with the standard library only: a server that works for requests, and greedy work.
+"""What runs in the pods and beside them, with the standard library only.
 
-`python workloads.py serve PORT ITERATIONS` and `python workloads.py burn FILE ITERATIONS`.
+`python workloads.py serve PORT ITERATIONS`: a server that works for requests.
+`python workloads.py burn FILE ITERATIONS`: greedy work without end.
+`python workloads.py regular SHARE`: work of a fixed amount, by the clock.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ import hashlib
 import mmap
 import socketserver
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
 COUNTER_BYTES: Final = 8
 COPIED_BYTES: Final = 16 * 1024 * 1024
+PIECE_S: Final = 0.002
+"""CPU time of regular work at once."""
 
 
 def work(iterations: int) -> None:
@@ -57,13 +62,32 @@ def burn(file: Path, iterations: int) -> None:
             counter[:] = count.to_bytes(COUNTER_BYTES, "little")
 
 
+def regular(share: float) -> None:
+    """Computes for 2 ms of CPU time again and again, so often that it needs this share of one CPU.
+
+    What comes late is not left out: the work of a minute is the same whatever runs beside it.
+    """
+    due_s = time.monotonic()
+    while True:
+        due_s += PIECE_S / share
+        time.sleep(max(due_s - time.monotonic(), 0.0))
+        until_s = time.thread_time() + PIECE_S
+        while time.thread_time() < until_s:
+            pass
+
+
 def counted(file: Path) -> int:
     """How often `burn` has worked so far."""
     return int.from_bytes(file.read_bytes(), "little")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve(int(sys.argv[2]), int(sys.argv[3]))
-    else:
-        burn(Path(sys.argv[2]), int(sys.argv[3]))
+    match sys.argv[1:]:
+        case ["serve", port, iterations]:
+            serve(int(port), int(iterations))
+        case ["burn", file, iterations]:
+            burn(Path(file), int(iterations))
+        case ["regular", share]:
+            regular(float(share))
+        case words:
+            sys.exit(f"unknown: {' '.join(words)}")

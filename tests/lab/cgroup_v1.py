@@ -39,6 +39,13 @@ def controllers() -> dict[str, Path]:
     return {name: point for name, point in found.items() if _is_controller(name)}
 
 
+@cache
+def hierarchies() -> tuple[Path, ...]:
+    """All mount points of cgroups: runc puts containers into those without controllers, too."""
+    lines = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    return tuple(dict.fromkeys(Path(point) for _, point, kind, *_ in lines if kind in ("cgroup", "cgroup2")))
+
+
 def file(controller: str, cgroup: str, name: str) -> Path:
     """The file of a cgroup, whose path begins with a slash."""
     return controllers()[controller] / cgroup.lstrip("/") / name
@@ -122,7 +129,7 @@ def kill_processes(cgroup: str) -> None:
 
 def remove_tree(cgroup: str) -> None:
     """Removes a cgroup with everything below it. Its processes have been killed before."""
-    for point in controllers().values():
+    for point in hierarchies():
         top = point / cgroup.lstrip("/")
         for folder, _, _ in os.walk(top, topdown=False):
             # A killed process leaves its cgroup a moment after it can no longer be seen.

@@ -1,11 +1,13 @@
 #!/bin/sh
 # Installs the Debian packages of the laboratory: a runtime, its image, HTTP/2 programs, Prometheus, a TCP bridge,
-# systemd-analyze, man, shells, shellcheck, a browser, tc and nft. With the argument `versions`: also what CRI-O needs.
+# systemd-analyze, man, shells, shellcheck, a browser, tc and nft. With the argument `versions`: also what CRI-O needs;
+# with `effect`: what `make effect` needs, and no more.
 set -eu
 
 packages="containerd runc busybox-static nghttp2-client nghttp2-server prometheus socat systemd man-db zsh fish
 shellcheck chromium chromium-driver fonts-dejavu-core iproute2 nftables"
 [ "${1:-}" != versions ] || packages="$packages conmon skopeo"
+[ "${1:-}" != effect ] || packages="containerd runc busybox-static nginx-light ffmpeg"
 
 missing=""
 for package in $packages; do

@@ -30,6 +30,8 @@ LIMITS: Final[Mapping[Kind, Limits]] = {
 }
 MARGIN: Final = 1.3
 """Over what is usual."""
+LEAST_MARGIN: Final = 1.1
+"""The same where the most that is allowed would be less: no bound on BE pods could reach that."""
 USUAL: Final = 0.75
 """The percentile of quiet seconds."""
 ENOUGH_S: Final = 60
@@ -100,8 +102,10 @@ class QuietHistory:
             known = quiet.seconds if quiet is not None else 0
             return Target(limits.default, f"default: {known} of {ENOUGH_S} quiet seconds at this load")
         usual = quiet.histogram.percentile(USUAL) or 0.0
-        target = min(max(MARGIN * usual, limits.least), limits.most)
-        return Target(target, f"{MARGIN:g} x {usual:.1f}, usual while BE pods are quiet")
+        most = max(limits.most, LEAST_MARGIN * usual)
+        target = min(max(MARGIN * usual, limits.least), most)
+        margin = LEAST_MARGIN if target > limits.most else MARGIN
+        return Target(target, f"{margin:g} x {usual:.1f}, usual while BE pods are quiet")
 
     def saved(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -56,8 +56,10 @@ SLICE_US: Final = 1_000
 Source: Linux kernel/sched/fair.c, sysctl_sched_base_slice, get_update_sysctl_factor."""
 MOST_SLICED: Final = 64
 """Pods whose tasks have short slices: all tasks of these are read every 10 s, 15 us each."""
+FIRST_SAVING_S: Final = 90.0
+"""What is learnt is saved so long after the start, when the first targets are known,"""
 SAVING_S: Final = 600.0
-"""What is learnt is saved this often."""
+"""and then this often."""
 ASKED_S: Final = 10.0
 """What BE pods ask for is the 95th percentile of so long."""
 MOST_NAMED: Final = 3
@@ -377,7 +379,12 @@ def _begun(state: GuardState, snapshot: Snapshot) -> GuardState:
         state = replace(state, cpus=frozenset(), position=state.position._replace(cpus=0))
     bound = held_bound(state.position.quota_us, state.position.cpus)
     return replace(
-        state, started_s=now_s, blind_s=now_s, quiet_s=now_s, saved_s=now_s, law=LawState(bound=bound)
+        state,
+        started_s=now_s,
+        blind_s=now_s,
+        quiet_s=now_s,
+        saved_s=now_s - SAVING_S + FIRST_SAVING_S,
+        law=LawState(bound=bound),
     )
 
 
