@@ -426,7 +426,7 @@ def guard_own_threads(seconds: int = 240) -> Scenario:
     container = SimulatedContainer(workload=workload, requests={"cpu": 8_000})
     node.add_pod(SimulatedPod(name="web", containers=[container]))
     watch_guard(node, "web")
-    greedy(node, 16.0, 0.06)
+    greedy(node, 16.0, 0.002)
     node.advance(seconds)
     return Scenario("The CPU guard: ten times more threads than CPUs", node, GUARD_PANELS)
 

@@ -49,12 +49,14 @@ NEEDED_S: Final = 120.0
 SATED: Final = 0.1
 """BE pods of which some task waits for a CPU more of the time ask for more than they use."""
 JUDGED: Final = 0.5
-"""Decreases are judged when BE pods have given up so much of their bound."""
+"""Decreases are judged when BE pods have given up so much of their bound; half of it if that is all they can."""
 EFFECT: Final = 0.3
 """Of the share that BE pods gave up, the share by which an error must have fallen. It falls by as much where a
 pod waits behind BE pods only, and by nothing where it waits for itself."""
 FUTILE_S: Final = 300.0
 MOST_FUTILE_S: Final = 3_600.0
+TRIAL_S: Final = 60.0
+"""For how long a bound that began at its floor, and is not seen to have an effect there, may rise."""
 RETURN_STEPS: Final = 3
 BLIND_HOLD_S: Final = 60.0
 
@@ -221,14 +223,14 @@ def _over(state: LawState, facts: Facts, errors: Mapping[str, float]) -> Step:
             return _returned(state, state.bound, row, facts, is_settled=bool(useless & row.effective))
     if not over:
         return Step(state, 3, "less had no effect: it stays")
-    if facts.be_used <= LEAST_BE_SHARE * facts.cpus * 1_000:
+    if state.bound is None and not _uses_much(facts):
         return Step(state, 0, f"BE pods use {facts.be_used:.0f}m: they are not what others wait for")
     state = replace(state, returning=())
     if state.bound is None and now_s - state.spared_s < NEEDED_S:
         wait_s = min(state.spare_wait_s * 2, MOST_SPARE_S)
         state = replace(state, spare_wait_s=wait_s, spared_s=float("-inf"))
-    if state.bound is not None and state.bound <= floor:
-        return Step(state, 1, f"the bound is at its floor of {floor}m")
+    if state.bound is not None and not _can_fall(state.bound, facts):
+        return _at_floor(state, facts, over)
     return _decreased(state, facts, over, floor)
 
 
@@ -261,6 +263,34 @@ def _decreased(state: LawState, facts: Facts, over: Mapping[str, float], floor: 
     return Step(state, 1, f"{before}m less {cut:.0%}, at least {floor}m = {after}m")
 
 
+def _uses_much(facts: Facts) -> bool:
+    return facts.be_used > LEAST_BE_SHARE * facts.cpus * 1_000
+
+
+def _can_fall(bound: int, facts: Facts) -> bool:
+    """Whether BE pods have more than they keep in any case, and use enough to be waited for."""
+    return bound > floor_of(facts.cpus, facts.floor) and _uses_much(facts)
+
+
+def _at_floor(state: LawState, facts: Facts, over: Mapping[str, float]) -> Step:
+    """Rule 1 without room: what a bound does that began there is seen only when it rises."""
+    floor = floor_of(facts.cpus, facts.floor)
+    where = f"the bound is at its floor of {floor}m"
+    if not _uses_much(facts):
+        where = f"BE pods use {facts.be_used:.0f}m under their bound of {state.bound}m"
+    if state.row is not None and over.keys() & state.row.effective:
+        return Step(state, 1, f"{where}, which has an effect")
+    waited_s = facts.now_s - state.decreased_s
+    if waited_s < max(state.futile_s.get(pod, TRIAL_S) for pod in over):
+        return Step(state, 1, where)
+    trial = dict.fromkeys(over, facts.now_s + TRIAL_S)
+    longer = {pod: min(state.futile_s.get(pod, FUTILE_S) * 2, MOST_FUTILE_S) for pod in over}
+    state = replace(
+        state, futile={**state.futile, **trial}, futile_s={**state.futile_s, **longer}, row=None, bad=None
+    )
+    return Step(state, 3, f"{where}, without an effect so far: more for {TRIAL_S:g} s, to compare")
+
+
 def _judged_row(
     state: LawState, row: Row, facts: Facts, over: Mapping[str, float], bound: int
 ) -> tuple[LawState, frozenset[str]]:
@@ -271,7 +301,8 @@ def _judged_row(
         # The first samples may be of BE pods that had only begun.
         errors = {pod: max(each, row.errors.get(pod, 0.0)) for pod, each in over.items()}
         row = row._replace(errors={**row.errors, **errors})
-    if fallen < JUDGED or (is_first and bound > floor_of(facts.cpus, facts.floor)):
+    can_fall = _can_fall(bound, facts)
+    if fallen < (JUDGED if can_fall else JUDGED / 2) or (is_first and can_fall):
         return replace(state, row=row), frozenset()
     wanted = {pod: each * (1 - EFFECT * fallen) for pod, each in row.errors.items()}
     useless = frozenset(pod for pod, each in over.items() if pod in wanted and each > wanted[pod])

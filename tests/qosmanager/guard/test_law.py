@@ -82,8 +82,8 @@ def test_cut(error: float, decreases: int, cut: float) -> None:
         pytest.param(4_000, 50.0, {}, 2_000, 1, id="half-at-most"),
         pytest.param(1_000, 50.0, {}, 800, 1, id="not-below-the-floor"),
         pytest.param(1_000, 50.0, {"floor": 900}, 900, 1, id="not-below-the-strategys-floor"),
-        pytest.param(800, 50.0, {}, 800, 1, id="at-the-floor"),
-        pytest.param(4_000, 2.0, {"be_used": 400.0}, 4_000, 0, id="be-pods-use-five-percent"),
+        pytest.param(800, 50.0, {}, 800, 3, id="at-the-floor"),
+        pytest.param(None, 2.0, {"be_used": 400.0}, None, 0, id="be-pods-use-five-percent"),
         pytest.param(4_000, 2.0, {"be_used": 401.0}, 3_000, 1, id="be-pods-use-more"),
         pytest.param(4_000, 2.0, {"be_asked": 2_000.0}, 1_500, 1, id="no-more-than-they-use"),
         pytest.param(4_000, 1.1, {"by_cpus": True}, 3_000, 1, id="whole-cpus-one-less"),
@@ -203,6 +203,19 @@ def test_the_floor_is_judged_as_well() -> None:
     steps = run(LawState(bound=8_000), [5.0] * 3 + [4.7] * 3 + [4.2] * 9, **BUSY)
     assert steps[-1].state.bound == 8_000
     assert list(steps[-1].state.futile) == [WEB]
+
+
+@pytest.mark.parametrize(("behind_be", "end"), [(True, 800), (False, None)])
+def test_a_bound_that_began_at_its_floor_is_compared_with_more(behind_be: bool, end: int | None) -> None:
+    """After a restart at the floor nothing is known of decreases."""
+    state, bounds = LawState(bound=800), list[int | None]()
+    for number in range(150):
+        bound = state.bound or 8_000
+        now = facts(1_000.0 + number, bound / 400 if behind_be else 9.0, be_used=bound, be_asked=bound)
+        state = decide(state, now).state
+        bounds.append(state.bound)
+    assert max(bound or 8_000 for bound in bounds) > 2_000
+    assert bounds[-1] == end or (not behind_be and bounds[-1] is not None and bounds[-1] >= 3_200)
 
 
 def test_decreases_with_an_effect_hold_at_the_floor() -> None:
