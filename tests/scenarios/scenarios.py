@@ -321,7 +321,7 @@ def guarded_node(
     system: float = 0.2,
 ) -> SimulatedNode:
     """A node with guard and CPU suppress, and a strategy for both; BE pods keep their weight."""
-    own = plugins if plugins is not None else [CpuGuardPlugin(), CpuSuppress()]
+    own: Sequence[AnyPlugin] = [CpuGuardPlugin(), CpuSuppress()] if plugins is None else plugins
     node = SimulatedNode(cpus, plugins=own, waits=True, has_pressure=has_pressure)
     node.facts = replace(node.facts, cpu_manager_policy=policy)
     node.strategies = Strategies(
@@ -333,7 +333,7 @@ def guarded_node(
 
 
 def greedy(node: SimulatedNode, cores: float, weight: float, pods: int = 2) -> None:
-    """Starts BE pods that want so much together, their class with this share of the weight of Burstable pods."""
+    """Starts BE pods that want so much together; their class has this share of the weight of Burstable."""
     for number in range(pods):
         node.add_pod(best_effort(f"batch{number}", cores / pods, len(node.facts.cpus) * 1_000))
     shares = int(node.kernel.value(CLASS_PATHS[KubeQoSClass.BURSTABLE], SHARES))

@@ -49,10 +49,10 @@ NEEDED_S: Final = 120.0
 SATED: Final = 0.1
 """BE pods of which some task waits for a CPU more of the time ask for more than they use."""
 JUDGED: Final = 0.5
-"""Decreases are judged when BE pods have given up so much of their bound; half of it if that is all they can."""
+"""Decreases are judged when BE pods have given up so much of their bound; half as much if they can no more."""
 EFFECT: Final = 0.3
-"""Of the share that BE pods gave up, the share by which an error must have fallen. It falls by as much where a
-pod waits behind BE pods only, and by nothing where it waits for itself."""
+"""Of the share that BE pods gave up, the share by which an error must have fallen. It falls by as much where
+a pod waits behind BE pods only, and by nothing where it waits for itself."""
 FUTILE_S: Final = 300.0
 MOST_FUTILE_S: Final = 3_600.0
 TRIAL_S: Final = 60.0
@@ -162,7 +162,7 @@ def step_of(cpus: int, *, is_whole: bool = False) -> int:
 def cut_of(error: float, decreases: int = 0) -> float:
     """Return by how much of itself the bound falls.
 
-    After decreases that were not enough by more, but by no more than an error needs that falls with the bound.
+    After decreases that were not enough by more, as far as an error needs that falls with the bound.
     """
     more = min(LEAST_CUT * (decreases + 1), 1 - ENOUGH / error)
     return min(max((error - 1) / 4, more, LEAST_CUT), MOST_CUT)
@@ -216,11 +216,11 @@ def _over(state: LawState, facts: Facts, errors: Mapping[str, float]) -> Step:
     if state.returning and not over:
         return _next_of_return(state)
     if state.row is not None and state.bound is not None:
-        row = state.row
-        state, useless = _judged_row(state, row, facts, over, state.bound)
+        row, bound = state.row, state.bound
+        state, useless = _judged_row(state, row, facts, over, bound)
         over = {pod: each for pod, each in over.items() if pod not in useless}
         if useless and not over:
-            return _returned(state, state.bound, row, facts, is_settled=bool(useless & row.effective))
+            return _returned(state, bound, row, facts, is_settled=bool(useless & row.effective))
     if not over:
         return Step(state, 3, "less had no effect: it stays")
     if state.bound is None and not _uses_much(facts):
@@ -368,6 +368,7 @@ def _under(state: LawState, facts: Facts, error: float | None) -> Step:
     state = replace(state, calm_s=calm_s)
     if now_s - calm_s < CALM_S:
         return Step(state, 2, f"calm for {now_s - calm_s:.0f} of {CALM_S:g} s")
+    assert state.bound is not None  # noqa: S101 - see above; for the type checker
     step = step_of(facts.cpus, is_whole=_is_whole(state.bound, facts))
     after = state.bound + step
     if _is_whole(after, facts):

@@ -230,7 +230,9 @@ class CpuGuardPlugin(Plugin[GuardState]):
         is_quiet = in_probe or (be_used is not None and be_used < QUIET_SHARE * len(snapshot.node.cpus))
         pods: dict[str, PodState] = {}
         sampled_s, quiet_s = state.sampled_s, state.quiet_s
-        throttled = {cgroup for cgroup in snapshot.node.qos_cgroups.values() if _is_throttled(snapshot, cgroup)}
+        throttled = {
+            cgroup for cgroup in snapshot.node.qos_cgroups.values() if _is_throttled(snapshot, cgroup)
+        }
         for pod in guarded:
             before = state.pods.get(pod.uid) or PodState(Felt(Kind.PRESSURE))
             if before.containers != len(pod.containers):
@@ -410,7 +412,9 @@ def _is_pod_throttled(snapshot: Snapshot, pod: Pod, throttled: Collection[str]) 
     limited = [each for each in pod.containers if each.cgroup and each.cpu_quota_us != UNLIMITED]
     if not limited and pod.containers:
         return False
-    return _is_throttled(snapshot, pod.cgroup) or any(_is_throttled(snapshot, each.cgroup) for each in limited)
+    return _is_throttled(snapshot, pod.cgroup) or any(
+        _is_throttled(snapshot, each.cgroup) for each in limited
+    )
 
 
 def _is_throttled(snapshot: Snapshot, cgroup: str) -> bool:

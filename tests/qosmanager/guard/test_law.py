@@ -89,8 +89,12 @@ def test_cut(error: float, decreases: int, cut: float) -> None:
         pytest.param(4_000, 1.1, {"by_cpus": True}, 3_000, 1, id="whole-cpus-one-less"),
         pytest.param(3_900, 1.1, {"by_cpus": True}, 3_000, 1, id="whole-cpus-from-a-part-of-one"),
         pytest.param(2_000, 1.1, {"by_cpus": True}, 1_000, 1, id="below-two-cpus-a-quota"),
-        pytest.param(None, 1.1, {"by_cpus": True, "others_used": 4_000.0}, 7_000, 1, id="cpus-that-others-share"),
-        pytest.param(None, 1.1, {"by_cpus": True, "others_used": 2_000.0}, 5_000, 1, id="cpus-of-a-node-with-room"),
+        pytest.param(
+            None, 1.1, {"by_cpus": True, "others_used": 4_000.0}, 7_000, 1, id="cpus-that-others-share"
+        ),
+        pytest.param(
+            None, 1.1, {"by_cpus": True, "others_used": 2_000.0}, 5_000, 1, id="cpus-of-a-node-with-room"
+        ),
         pytest.param(4_000, 1.0, {}, 4_000, 2, id="right"),
         pytest.param(4_000, 0.8, {}, 4_000, 2, id="just-right"),
         pytest.param(4_000, 0.79, {}, 4_000, 2, id="calm-not-long-enough"),
@@ -138,9 +142,9 @@ def test_a_bound_that_was_too_much_waits() -> None:
 
 
 def test_a_rise_that_fails_doubles_the_wait_and_one_that_holds_halves_it() -> None:
-    failed = run(LawState(bound=3_800, bad=4_000, bad_s=990.0, above_bad_s=995.0, wait_s=240.0), [1.5], **BUSY)[
-        0
-    ].state
+    failed = run(
+        LawState(bound=3_800, bad=4_000, bad_s=990.0, above_bad_s=995.0, wait_s=240.0), [1.5], **BUSY
+    )[0].state
     assert (failed.wait_s, failed.bad) == (480.0, 3_800)
     assert run(replace_wait(failed, 1_800.0), [1.5] * 10)[-1].state.wait_s <= 1_800.0
     held = run(LawState(bound=3_800, bad=4_000, bad_s=990.0, above_bad_s=995.0, wait_s=480.0), [0.9] * 60)
@@ -200,7 +204,8 @@ def test_a_wait_that_has_only_begun_is_no_measure() -> None:
 
 def test_the_floor_is_judged_as_well() -> None:
     """A fifth less waiting is not worth nine tenths of what BE pods do."""
-    steps = run(LawState(bound=8_000), [5.0] * 3 + [4.7] * 3 + [4.2] * 9, **BUSY)
+    errors: list[float | None] = [*[5.0] * 3, *[4.7] * 3, *[4.2] * 9]
+    steps = run(LawState(bound=8_000), errors, **BUSY)
     assert steps[-1].state.bound == 8_000
     assert list(steps[-1].state.futile) == [WEB]
 
