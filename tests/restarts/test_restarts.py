@@ -12,7 +12,6 @@ import pytest
 
 from tests.lab.programs import containerd_program
 from tests.restarts import table, versions
-from tests.restarts.guarded import faults_of, guarded_node
 from tests.restarts.load import C_CORE, clients
 from tests.restarts.managed import ManagedKind, restarted_beside_manager
 from tests.restarts.proxy_restarts import restarted
@@ -26,7 +25,6 @@ pytestmark = pytest.mark.slow
 RESTARTS = 5
 RUNTIME_RESTARTS = 3
 MANAGED_RESTARTS = 3
-GUARDED_KILLS = 2
 VERSION_CHANGES = 2
 
 
@@ -58,11 +56,6 @@ def test_restarts_beside_the_manager(kind: ManagedKind, fake: Stand) -> None:
     print("\n".join(table.managed_lines(report)))
 
     assert managed_faults(report) == []
-
-
-def test_restarts_beside_the_guard(socket_folder: Path) -> None:
-    with guarded_node(socket_folder) as node:
-        assert faults_of(node, GUARDED_KILLS) == []
 
 
 @pytest.mark.parametrize("kind", versions.KINDS)

@@ -49,7 +49,7 @@ NEEDED_S: Final = 120.0
 SATED: Final = 0.1
 """BE pods of which some task waits for a CPU more of the time ask for more than they use."""
 JUDGED: Final = 0.5
-"""Decreases are judged when BE pods have given up so much of their bound; half as much if they can no more."""
+"""Decreases are judged when BE pods have given up so much of their bound; half as much if that is all."""
 EFFECT: Final = 0.3
 """Of the share that BE pods gave up, the share by which an error must have fallen. It falls by as much where
 a pod waits behind BE pods only, and by nothing where it waits for itself."""
@@ -373,6 +373,7 @@ def _under(state: LawState, facts: Facts, error: float | None) -> Step:
     after = state.bound + step
     if _is_whole(after, facts):
         after -= after % 1_000
+    rise = after - state.bound
     near_bad = state.bad is not None and after > NEAR_BAD * state.bad
     if near_bad and facts.others_used >= SAME_LOAD * state.bad_load and now_s - state.over_s < state.wait_s:
         left_s = state.wait_s - (now_s - state.over_s)
@@ -385,7 +386,7 @@ def _under(state: LawState, facts: Facts, error: float | None) -> Step:
     return Step(
         replace(state, bound=after, calm_s=now_s),
         2,
-        f"calm for {CALM_S:g} s: {after - state.bound}m more = {after}m",
+        f"calm for {CALM_S:g} s: {rise}m more = {after}m",
     )
 
 
