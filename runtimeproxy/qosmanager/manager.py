@@ -211,6 +211,8 @@ class _PluginEntry:
         self.explained_s = 0.0
         self.threads_of: Sequence[str] = ()
         self.is_guarding = False
+        self.problem = ""
+        """Why it cannot do what it is for, as it says itself; empty if it can."""
 
     @property
     def report(self) -> PluginReport:
@@ -222,7 +224,7 @@ class _PluginEntry:
             # One that has never decided may be wanted.
             bool(runner.is_enabled) or (runner.is_enabled is None and bool(runner.problem)),
             len(self.session.claims),
-            runner.problem or self.refused,
+            runner.problem or self.refused or self.problem,
             runner.explanation,
             runner.left_out,
         )
@@ -251,6 +253,7 @@ class _PluginEntry:
             self._node_report = result.decision.node_report
         self.threads_of = result.decision.threads_of if result is not None else ()
         self.is_guarding = result is not None and result.decision.is_guarding
+        self.problem = result.decision.problem if result is not None else ""
 
     @property
     def state(self) -> str:
@@ -482,7 +485,7 @@ class QosManager:
             return
         claims, evictions = result.decision.claims, result.decision.evictions
         if is_claiming:
-            await session.set(connection, claims)
+            await session.set(connection, claims, result.decision.waiting_pods)
         elif not is_enforced:
             self._explain(entry, claims)
         if evictions:
