@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from runtimeproxy.katalyst.pools import PoolSettings
-from runtimeproxy.qos import QoSClass
+from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.qosmanager.plugin import AnyPlugin
 from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurstPlugin
 from runtimeproxy.qosmanager.plugins.cpu_guard import CpuGuardPlugin
@@ -17,11 +18,23 @@ from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
 from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor, KatalystAdvisorOptions
 from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
 from runtimeproxy.qosmanager.snapshot import Strategies
-from runtimeproxy.slo.schema import CpuBurstPolicy, CpuGuard, CpuSuppressPolicy, PodCpuBurst, Threshold
+from runtimeproxy.slo.schema import (
+    CpuBurstPolicy,
+    CpuGuard,
+    CpuSuppressPolicy,
+    PodCpuBurst,
+    PodCpuGuard,
+    Threshold,
+)
 from runtimeproxy.slo.schema import CpuBurstStrategy as BurstStrategy
 from runtimeproxy.testing.node.kernel import CPUS, QUOTA, SHARES, OverTime, Workload, constant
 from runtimeproxy.testing.node.pools import SimulatedPools
-from runtimeproxy.testing.node.simulation import SimulatedContainer, SimulatedNode, SimulatedPod
+from runtimeproxy.testing.node.simulation import (
+    CLASS_PATHS,
+    SimulatedContainer,
+    SimulatedNode,
+    SimulatedPod,
+)
 from runtimeproxy.units import CPU_PERIOD_US, parse_cpu_list
 
 
@@ -296,6 +309,151 @@ def guard(seconds: int = 480, shares: int = 512, *, has_pressure: bool = True) -
     other = waits_node([CpuSuppress()], shares, seconds, has_pressure=has_pressure)
     title = f"The CPU guard by {'pressure' if has_pressure else 'run delay'}, BE pods at 6 % of the weight"
     return Scenario(title, node, panels, other, "CPU suppress")
+
+
+def guarded_node(
+    cpus: int = 16,
+    *,
+    plugins: Sequence[AnyPlugin] | None = None,
+    has_pressure: bool = True,
+    policy: str = "none",
+    strategy: CpuGuard | None = None,
+    system: float = 0.2,
+) -> SimulatedNode:
+    """A node with guard and CPU suppress, and a strategy for both; BE pods keep their weight."""
+    own: Sequence[AnyPlugin] = [CpuGuardPlugin(), CpuSuppress()] if plugins is None else plugins
+    node = SimulatedNode(cpus, plugins=own, waits=True, has_pressure=has_pressure)
+    node.facts = replace(node.facts, cpu_manager_policy=policy)
+    node.strategies = Strategies(
+        threshold=Threshold(enable=True, cpu_suppress_policy=CpuSuppressPolicy.CFS_QUOTA),
+        cpu_guard=strategy or CpuGuard(enable=True, idle_pods=False),
+    )
+    node.kernel.system_cores = constant(system)
+    return node
+
+
+def greedy(node: SimulatedNode, cores: float, weight: float, pods: int = 2) -> None:
+    """Starts BE pods that want so much together; their class has this share of the weight of Burstable."""
+    for number in range(pods):
+        node.add_pod(best_effort(f"batch{number}", cores / pods, len(node.facts.cpus) * 1_000))
+    shares = int(node.kernel.value(CLASS_PATHS[KubeQoSClass.BURSTABLE], SHARES))
+    node.kernel.write(node.cgroup().path, SHARES, max(int(shares * weight), 2))
+
+
+GUARD_PANELS: Mapping[str, tuple[str, ...]] = {
+    "wait in ms/s": ("w", "t"),
+    "error": ("E", "1"),
+    "cores": ("B", "B_bad", "F", "BE used"),
+    "rule": ("rule",),
+    "ms": ("p50", "p99"),
+}
+
+
+def watch_guard(node: SimulatedNode, pod: str) -> None:
+    """What the guard says of its last decision, and what one service feels. Without a value: the last one."""
+    cpus = len(node.facts.cpus)
+    kept: dict[str, float] = {}
+
+    def number(name: str, pattern: str, unit: float = 1.0, without: float | None = None) -> None:
+        def last() -> float:
+            found = re.search(pattern, node.explanation(CpuGuardPlugin.name))
+            if found is not None:
+                kept[name] = float(found[1]) * unit
+            elif without is not None:
+                kept[name] = without
+            return kept.get(name, 0.0)
+
+        node.watch(name, last)
+
+    before = [0.0]
+
+    def full() -> float:
+        total_us = node.cgroup(pod).pressure.totals_us[1]
+        grown_us, before[0] = total_us - before[0], total_us
+        return grown_us / 1_000
+
+    node.watch("w", full)
+    number("t", rf"default/{pod}: w [0-9.]+, t ([0-9.]+)")
+    number("E", r"; E ([0-9.]+)", without=0.0)
+    number("B", r", B ([0-9]+)m", 1e-3, without=float(cpus))
+    number("B_bad", r", B_bad ([0-9]+)m", 1e-3, without=float(cpus))
+    number("F", r", F ([0-9]+)m", 1e-3)
+    number("rule", r"rule ([0-9])", without=0.0)
+    node.watch("1", lambda: 1.0)
+    node.watch("BE used", node.used_cores)
+    node.watch("p50", lambda: node.response_ms(0.5, pod))
+    node.watch("p99", lambda: node.response_ms(0.99, pod))
+
+
+def guard_surge(seconds: int = 900) -> Scenario:
+    """A service of 5 CPUs of 16, of 10 for two minutes, beside BE pods that would use all."""
+    node = guarded_node()
+    node.add_pod(service("web", noisy(between(5.0, 10.0, 300, 420), 0.02, 9), request=8_000))
+    watch_guard(node, "web")
+    node.advance(120)
+    greedy(node, 16.0, 0.06)
+    node.advance(seconds - 120)
+    return Scenario("The CPU guard: a service, greedy BE pods, a surge", node, GUARD_PANELS)
+
+
+def guard_equal_weights(seconds: int = 600) -> Scenario:
+    """BE pods weigh as much as the service: what it waits falls with what they use, down to their floor."""
+    node = guarded_node()
+    node.add_pod(service("web", noisy(constant(5.0), 0.02, 9), request=8_000))
+    watch_guard(node, "web")
+    node.advance(120)
+    greedy(node, 16.0, 1.0)
+    node.advance(seconds - 120)
+    return Scenario("The CPU guard: BE pods of the same weight", node, GUARD_PANELS)
+
+
+def guard_throttled(seconds: int = 240) -> Scenario:
+    """A service that its own limit stops in most periods: none of its seconds is a sample."""
+    node = guarded_node()
+    workload = Workload(cores=constant(2.4), threads=32, request_s=0.002, backlog_s=2.0)
+    container = SimulatedContainer(workload=workload, requests={"cpu": 2_000}, limits={"cpu": 2_000})
+    node.add_pod(SimulatedPod(name="web", containers=[container]))
+    watch_guard(node, "web")
+    greedy(node, 16.0, 0.002)
+    node.advance(seconds)
+    return Scenario("The CPU guard: a pod throttled by its own limit", node, GUARD_PANELS)
+
+
+def guard_own_threads(seconds: int = 240) -> Scenario:
+    """A pod with ten times more threads than CPUs, all of which want to run."""
+    node = guarded_node()
+    workload = Workload(cores=constant(160.0), threads=160)
+    container = SimulatedContainer(workload=workload, requests={"cpu": 8_000})
+    node.add_pod(SimulatedPod(name="web", containers=[container]))
+    watch_guard(node, "web")
+    greedy(node, 16.0, 0.002)
+    node.advance(seconds)
+    return Scenario("The CPU guard: ten times more threads than CPUs", node, GUARD_PANELS)
+
+
+def guard_from_the_first_second(seconds: int = 300) -> Scenario:
+    """BE pods take all from the first second on: nothing is known of quiet seconds."""
+    node = guarded_node()
+    node.add_pod(service("web", noisy(constant(5.0), 0.02, 9), request=8_000))
+    watch_guard(node, "web")
+    greedy(node, 16.0, 0.25)
+    node.advance(seconds)
+    return Scenario("The CPU guard: greedy BE pods from the first second", node, GUARD_PANELS)
+
+
+def guard_unreachable(seconds: int = 400) -> Scenario:
+    """A target that cannot be reached: the service waits behind a pod that is neither guarded nor BE."""
+    node = guarded_node()
+    pod = service("web", noisy(constant(3.0), 0.02, 9), request=2_000)
+    node.add_pod(replace(pod, cpu_guard=PodCpuGuard(target_pressure_milliseconds=5)))
+    threads = Workload(cores=constant(10.0), threads=10)
+    other = SimulatedContainer(name="other", workload=threads, requests={"cpu": 4_000})
+    node.add_pod(SimulatedPod(name="other", qos=QoSClass.NONE, containers=[other]))
+    watch_guard(node, "web")
+    node.advance(120)
+    greedy(node, 16.0, 0.002)
+    node.advance(seconds - 120)
+    return Scenario("The CPU guard: a target that cannot be reached", node, GUARD_PANELS)
 
 
 def waits(seconds: int = 360, shares: int = 8_192) -> Scenario:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from runtimeproxy.qosmanager.guard.lever import LEAST_MILLICORES
+
 PAUSE_S: Final = 3.0
 """After a decrease, until its effect can be seen in three samples."""
 CPUS_PAUSE_S: Final = 5.0
@@ -18,6 +20,8 @@ CALM: Final = 0.8
 CALM_S: Final = 10.0
 LEAST_CUT: Final = 0.1
 MOST_CUT: Final = 0.5
+ENOUGH: Final = 0.9
+"""The error that decreases after the first one are to reach."""
 LEAST_BE_SHARE: Final = 0.05
 """Of the node's CPUs: BE pods that use less are not what others wait for."""
 LEAST_STEP: Final = 250
@@ -28,19 +32,31 @@ FLOOR_SHARE: Final = 0.1
 """Of the node's CPUs: what BE pods keep in any case."""
 NEAR_BAD: Final = 0.9
 """Of the bound before the last decrease: above this a rise waits longer."""
-FIRST_WAIT_S: Final = 60.0
-MOST_WAIT_S: Final = 600.0
-FORGOTTEN_S: Final = 1_800.0
-"""A bound that was bad so long ago says nothing."""
+SAME_LOAD: Final = 0.9
+"""Of what all but BE pods used when a bound was too much: with less, it need not be too much now."""
+FIRST_WAIT_S: Final = 120.0
+MOST_WAIT_S: Final = 1_800.0
+HELD_S: Final = 60.0
+"""A rise above the bound that was too much is right after so long."""
+FORGOTTEN_S: Final = 3_600.0
+"""A bound that was too much so long ago says nothing."""
 SPARE: Final = 1.2
 """A bound of so many times what BE pods ask for bounds nothing."""
 SPARE_S: Final = 60.0
 MOST_SPARE_S: Final = 600.0
+NEEDED_S: Final = 120.0
+"""If waits come back so soon after a bound ended because it bounded nothing, it did."""
 SATED: Final = 0.1
 """BE pods of which some task waits for a CPU more of the time ask for more than they use."""
-USELESS: Final = 0.9
-"""If two decreases leave more than this of an error, the pod does not wait behind BE pods."""
+JUDGED: Final = 0.5
+"""Decreases are judged when BE pods have given up so much of their bound; half as much if that is all."""
+EFFECT: Final = 0.3
+"""Of the share that BE pods gave up, the share by which an error must have fallen. It falls by as much where
+a pod waits behind BE pods only, and by nothing where it waits for itself."""
 FUTILE_S: Final = 300.0
+MOST_FUTILE_S: Final = 3_600.0
+TRIAL_S: Final = 60.0
+"""For how long a bound that began at its floor, and is not seen to have an effect there, may rise."""
 RETURN_STEPS: Final = 3
 BLIND_HOLD_S: Final = 60.0
 
@@ -58,18 +74,28 @@ class Facts(NamedTuple):
     cpus: int
     floor: int
     """Millicores, by the strategy; the law has its own least ones."""
+    others_used: float = 0.0
+    """Millicores of all that is no BE pod."""
     be_waits: float | None = None
     """Share of the time in which some task of BE pods waits for a CPU, by PSI; None: not known."""
-    is_whole: bool = False
-    """Whether the bound is whole CPUs at this size: see `lever`."""
+    by_cpus: bool = False
+    """Whether a bound of this node is whole CPUs, from `LEAST_MILLICORES` on: see `lever`."""
 
 
-class Decrease(NamedTuple):
-    """One decrease, as far as it is compared with what follows."""
+class Row(NamedTuple):
+    """Decreases without a moment of enough in between, as far as they are compared with what follows."""
 
-    bound: int
-    """Before it."""
+    bound: int | None
+    """Before the first one; None: none."""
+    start: int
+    """The bound with which the part begins that is judged next."""
     errors: Mapping[str, float]
+    """The largest ones at the beginning of that part, by pod."""
+    decreases: int = 0
+    """In that part."""
+    total: int = 0
+    effective: frozenset[str] = frozenset()
+    """Pods for which a part before had an effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +107,10 @@ class LawState:
     bad: int | None = None
     """The bound before the last decrease."""
     bad_s: float = float("-inf")
+    bad_load: float = 0.0
+    """What all but BE pods used then, in millicores."""
     wait_s: float = FIRST_WAIT_S
-    """How long a rise above the bad bound waits."""
+    """How long a rise above the bad bound waits at the same load."""
     decreased_s: float = float("-inf")
     over_s: float = float("-inf")
     """When the error was above 1 last."""
@@ -96,16 +124,15 @@ class LawState:
     """How long it has to be so; doubled when the end of a bound was wrong."""
     spared_s: float = float("-inf")
     """When a bound ended for that."""
-    decreases: tuple[Decrease, ...] = ()
-    """In a row, without a moment of enough."""
-    effective: frozenset[str] = frozenset()
-    """Pods for which decreases in this row had an effect."""
+    row: Row | None = None
     settled: Mapping[str, float] = field(default_factory=dict)
     """By pod: until when it lowers nothing: the last decreases had no effect, those before had one."""
     futile: Mapping[str, float] = field(default_factory=dict)
     """By pod: until when it drives nothing."""
-    returning: tuple[int, ...] = ()
-    """The next bounds of a return."""
+    futile_s: Mapping[str, float] = field(default_factory=dict)
+    """By pod that was futile or settled: how long it is the next time."""
+    returning: tuple[int | None, ...] = ()
+    """The next bounds of a return; None: no bound."""
 
 
 class Step(NamedTuple):
@@ -126,13 +153,34 @@ def floor_of(cpus: int, floor: int = 0) -> int:
     return max(LEAST_FLOOR, int(cpus * 1_000 * FLOOR_SHARE), floor)
 
 
-def step_of(cpus: int) -> int:
-    return max(LEAST_STEP, int(cpus * 1_000 * STEP_SHARE))
+def step_of(cpus: int, *, is_whole: bool = False) -> int:
+    """Return by how much a bound rises; a bound of whole CPUs by whole ones."""
+    step = max(LEAST_STEP, int(cpus * 1_000 * STEP_SHARE))
+    return -(-step // 1_000) * 1_000 if is_whole else step
 
 
-def cut_of(error: float) -> float:
-    """Return by how much of itself the bound falls."""
-    return min(max((error - 1) / 4, LEAST_CUT), MOST_CUT)
+def cut_of(error: float, decreases: int = 0) -> float:
+    """Return by how much of itself the bound falls.
+
+    After decreases that were not enough by more, as far as an error needs that falls with the bound.
+    """
+    more = min(LEAST_CUT * (decreases + 1), 1 - ENOUGH / error)
+    return min(max((error - 1) / 4, more, LEAST_CUT), MOST_CUT)
+
+
+def _is_whole(bound: int, facts: Facts) -> bool:
+    return facts.by_cpus and bound >= LEAST_MILLICORES
+
+
+def _base(state: LawState, facts: Facts, floor: int) -> int:
+    """What a decrease begins with: the bound, or less if BE pods cannot use all of it."""
+    asked = facts.be_asked
+    if facts.by_cpus and (state.bound is None or _is_whole(state.bound, facts)):
+        # They share their CPUs with all others, and so get less than so many CPUs.
+        left = 1 - facts.others_used / (facts.cpus * 1_000)
+        asked = min(asked / max(left, 0.1), facts.cpus * 1_000)
+        asked = -(-asked // 1_000) * 1_000 if asked >= LEAST_MILLICORES else asked
+    return max(int(asked), floor) if state.bound is None else max(min(state.bound, int(asked)), floor)
 
 
 def decide(state: LawState, facts: Facts) -> Step:
@@ -150,9 +198,7 @@ def decide(state: LawState, facts: Facts) -> Step:
     error = driving.get(driver)
     if error is not None and error > 1:
         return _tell(_over(state, facts, driving), error, driver)
-    return _tell(
-        _under(replace(state, decreases=(), effective=frozenset(), settled={}), facts, error), error, driver
-    )
+    return _tell(_under(replace(state, row=None, settled={}), facts, error), error, driver)
 
 
 def _tell(step: Step, error: float | None, driver: str) -> Step:
@@ -163,83 +209,142 @@ def _over(state: LawState, facts: Facts, errors: Mapping[str, float]) -> Step:
     """Rules 1 and 3."""
     now_s, floor = facts.now_s, floor_of(facts.cpus, facts.floor)
     state = replace(state, over_s=now_s, calm_s=None, spare_s=None)
-    pause_s = CPUS_PAUSE_S if facts.is_whole else PAUSE_S
+    pause_s = CPUS_PAUSE_S if state.bound is not None and _is_whole(state.bound, facts) else PAUSE_S
     if now_s - state.decreased_s < pause_s:
         return Step(state, 1, f"waits {pause_s:g} s for the effect of the last decrease")
     over = {pod: each for pod, each in errors.items() if each > 1 and pod not in state.settled}
     if state.returning and not over:
         return _next_of_return(state)
-    state = _with_effects(state, over)
-    if len(state.decreases) == 2:
-        first = state.decreases[0]
-        useless = {pod for pod, each in over.items() if each > USELESS * first.errors.get(pod, each * 2)}
-        futile = dict.fromkeys(useless - state.effective, now_s + FUTILE_S)
-        settled = dict.fromkeys(useless & state.effective, now_s + FUTILE_S)
-        state = replace(state, futile={**state.futile, **futile}, settled={**state.settled, **settled})
+    if state.row is not None and state.bound is not None:
+        row, bound = state.row, state.bound
+        state, useless = _judged_row(state, row, facts, over, bound)
         over = {pod: each for pod, each in over.items() if pod not in useless}
         if useless and not over:
-            return _returned(state, first.bound)
+            return _returned(state, bound, row, facts, is_settled=bool(useless & row.effective))
     if not over:
         return Step(state, 3, "less had no effect: it stays")
-    error = max(over.values())
-    if facts.be_used <= LEAST_BE_SHARE * facts.cpus * 1_000:
+    if state.bound is None and not _uses_much(facts):
         return Step(state, 0, f"BE pods use {facts.be_used:.0f}m: they are not what others wait for")
     state = replace(state, returning=())
-    if state.bound is None and now_s - state.spared_s < 2 * FIRST_WAIT_S:
+    if state.bound is None and now_s - state.spared_s < NEEDED_S:
         wait_s = min(state.spare_wait_s * 2, MOST_SPARE_S)
         state = replace(state, spare_wait_s=wait_s, spared_s=float("-inf"))
-    before = state.bound if state.bound is not None else max(int(facts.be_asked), floor)
-    if state.bound is not None and before <= floor:
-        return _at_floor(replace(state, decreased_s=now_s), floor, over)
-    cut = cut_of(error)
-    after = max(floor, int(before * (1 - cut)))
-    if facts.is_whole:
-        # A decrease that takes no whole CPU would have no effect, and look futile.
-        after = max(floor, min(after, before // 1_000 * 1_000 - 1))
-    failed = state.bad is not None and before > NEAR_BAD * state.bad and state.above_bad_s is not None
+    if state.bound is not None and not _can_fall(state.bound, facts):
+        return _at_floor(state, facts, over)
+    return _decreased(state, facts, over, floor)
+
+
+def _decreased(state: LawState, facts: Facts, over: Mapping[str, float], floor: int) -> Step:
+    """Rule 1: the next decrease of a row."""
+    now_s, before = facts.now_s, _base(state, facts, floor)
+    row = state.row or Row(state.bound, before, over)
+    if row.decreases == 0:
+        row = row._replace(start=before, errors=over)
+    cut = cut_of(max(over.values()), row.total)
+    after = int(before * (1 - cut))
+    if _is_whole(before, facts):
+        # A decrease that takes no whole CPU would have no effect.
+        fewer = before - before % 1_000 if before % 1_000 else before - 1_000
+        after = min(after - after % 1_000 if after >= LEAST_MILLICORES else after, fewer)
+    after = max(after, floor)
+    was = before if state.bound is None else state.bound
+    failed = state.bad is not None and was > NEAR_BAD * state.bad and state.above_bad_s is not None
     state = replace(
         state,
         bound=after,
         bad=before,
         bad_s=now_s,
+        bad_load=facts.others_used,
         wait_s=min(state.wait_s * 2, MOST_WAIT_S) if failed else state.wait_s,
         above_bad_s=None,
         decreased_s=now_s,
-        decreases=(*state.decreases, Decrease(before, over))[-2:],
+        row=row._replace(decreases=row.decreases + 1, total=row.total + 1),
     )
     return Step(state, 1, f"{before}m less {cut:.0%}, at least {floor}m = {after}m")
 
 
-def _with_effects(state: LawState, over: Mapping[str, float]) -> LawState:
-    found = {
-        pod
-        for pod, error in over.items()
-        if any(error <= USELESS * each.errors.get(pod, 0.0) for each in state.decreases)
-    }
-    return replace(state, effective=state.effective | found)
+def _uses_much(facts: Facts) -> bool:
+    return facts.be_used > LEAST_BE_SHARE * facts.cpus * 1_000
 
 
-def _at_floor(state: LawState, floor: int, over: Mapping[str, float]) -> Step:
-    """The bound cannot fall: without an effect so far, time at the floor is compared like a decrease."""
-    if over.keys() <= state.effective:
-        state = replace(state, decreases=())
-        return Step(state, 1, f"the bound is at its floor of {floor}m, which has an effect")
-    state = replace(state, decreases=(*state.decreases, Decrease(floor, over))[-2:])
-    return Step(state, 1, f"the bound is at its floor of {floor}m")
+def _can_fall(bound: int, facts: Facts) -> bool:
+    """Whether BE pods have more than they keep in any case, and use enough to be waited for."""
+    return bound > floor_of(facts.cpus, facts.floor) and _uses_much(facts)
 
 
-def _returned(state: LawState, bound: int) -> Step:
-    """Rule 3: the first step back to where it was."""
-    now = state.bound if state.bound is not None else bound
-    steps = tuple(now + (bound - now) * number // RETURN_STEPS for number in range(1, RETURN_STEPS + 1))
-    state = replace(state, bound=steps[0], returning=steps[1:], decreases=(), bad=None, above_bad_s=None)
-    return Step(state, 3, f"two decreases had no effect: back to {bound}m; it waits, but not behind BE pods")
+def _at_floor(state: LawState, facts: Facts, over: Mapping[str, float]) -> Step:
+    """Rule 1 without room: what a bound does that began there is seen only when it rises."""
+    floor = floor_of(facts.cpus, facts.floor)
+    where = f"the bound is at its floor of {floor}m"
+    if not _uses_much(facts):
+        where = f"BE pods use {facts.be_used:.0f}m under their bound of {state.bound}m"
+    if state.row is not None and over.keys() & state.row.effective:
+        return Step(state, 1, f"{where}, which has an effect")
+    waited_s = facts.now_s - state.decreased_s
+    if waited_s < max(state.futile_s.get(pod, TRIAL_S) for pod in over):
+        return Step(state, 1, where)
+    trial = dict.fromkeys(over, facts.now_s + TRIAL_S)
+    longer = {pod: min(state.futile_s.get(pod, FUTILE_S) * 2, MOST_FUTILE_S) for pod in over}
+    state = replace(
+        state, futile={**state.futile, **trial}, futile_s={**state.futile_s, **longer}, row=None, bad=None
+    )
+    return Step(state, 3, f"{where}, without an effect so far: more for {TRIAL_S:g} s, to compare")
+
+
+def _judged_row(
+    state: LawState, row: Row, facts: Facts, over: Mapping[str, float], bound: int
+) -> tuple[LawState, frozenset[str]]:
+    """The state after what the decreases so far have done, and the pods for which that is nothing."""
+    fallen = 1 - bound / row.start
+    is_first = row.decreases == 1
+    if is_first:
+        # The first samples may be of BE pods that had only begun.
+        errors = {pod: max(each, row.errors.get(pod, 0.0)) for pod, each in over.items()}
+        row = row._replace(errors={**row.errors, **errors})
+    can_fall = _can_fall(bound, facts)
+    if fallen < (JUDGED if can_fall else JUDGED / 2) or (is_first and can_fall):
+        return replace(state, row=row), frozenset()
+    wanted = {pod: each * (1 - EFFECT * fallen) for pod, each in row.errors.items()}
+    useless = frozenset(pod for pod, each in over.items() if pod in wanted and each > wanted[pod])
+    settled, futile = dict(state.settled), dict(state.futile)
+    longer = {pod: for_s for pod, for_s in state.futile_s.items() if pod in facts.errors}
+    for pod in useless:
+        for_s = longer.get(pod, FUTILE_S)
+        (settled if pod in row.effective else futile)[pod] = facts.now_s + for_s
+        longer[pod] = min(for_s * 2, MOST_FUTILE_S)
+    effective = row.effective | (over.keys() & wanted.keys()) - useless
+    row = row._replace(start=bound, errors=over, decreases=0, effective=effective)
+    return replace(state, row=row, settled=settled, futile=futile, futile_s=longer), useless
+
+
+def _returned(state: LawState, now: int, row: Row, facts: Facts, *, is_settled: bool) -> Step:
+    """Rule 3: the first step back to where the last part of the row began, or all of it."""
+    bound = row.start if is_settled else row.bound
+    end = facts.cpus * 1_000 if bound is None else bound
+    steps: list[int | None] = []
+    for number in range(1, RETURN_STEPS):
+        each = now + (end - now) * number // RETURN_STEPS
+        steps.append(max(each - each % 1_000, now) if _is_whole(each, facts) else each)
+    steps.append(bound)
+    state = replace(
+        state,
+        bound=steps[0],
+        returning=tuple(steps[1:]),
+        row=row._replace(decreases=0, total=0) if is_settled else None,
+        bad=None,
+        above_bad_s=None,
+    )
+    where = "no bound" if bound is None else f"{bound}m"
+    if is_settled:
+        return Step(state, 3, f"the last decreases had no effect: back to {where}")
+    return Step(state, 3, f"decreases had no effect: back to {where}; it waits, but not behind BE pods")
 
 
 def _next_of_return(state: LawState) -> Step:
     bound, *rest = state.returning
     state = replace(state, bound=bound, returning=tuple(rest))
-    return Step(state, 3, f"back to where it was, now {bound}m")
+    where = "without a bound" if bound is None else f"{bound}m"
+    return Step(state, 3, f"back to where it was, now {where}")
 
 
 def _under(state: LawState, facts: Facts, error: float | None) -> Step:
@@ -263,19 +368,25 @@ def _under(state: LawState, facts: Facts, error: float | None) -> Step:
     state = replace(state, calm_s=calm_s)
     if now_s - calm_s < CALM_S:
         return Step(state, 2, f"calm for {now_s - calm_s:.0f} of {CALM_S:g} s")
-    step = step_of(facts.cpus)
-    after = state.bound + step  # type: ignore[operator]  # it has one
-    if state.bad is not None and after > NEAR_BAD * state.bad and now_s - state.over_s < state.wait_s:
+    assert state.bound is not None  # noqa: S101 - see above; for the type checker
+    step = step_of(facts.cpus, is_whole=_is_whole(state.bound, facts))
+    after = state.bound + step
+    if _is_whole(after, facts):
+        after -= after % 1_000
+    rise = after - state.bound
+    near_bad = state.bad is not None and after > NEAR_BAD * state.bad
+    if near_bad and facts.others_used >= SAME_LOAD * state.bad_load and now_s - state.over_s < state.wait_s:
         left_s = state.wait_s - (now_s - state.over_s)
-        return Step(
-            state, 2, f"{after}m was too much before, at {state.bad}m: {left_s:.0f} s more without waits"
-        )
+        reason = f"{after}m was too much before, at {state.bad}m: {left_s:.0f} s more without waits"
+        return Step(state, 2, f"{reason}, or less load of others")
     if after >= facts.cpus * 1_000:
         return Step(_unbounded(state), 2, f"{after}m are all CPUs: no bound")
-    if state.bad is not None and after > NEAR_BAD * state.bad and state.above_bad_s is None:
+    if near_bad and state.above_bad_s is None:
         state = replace(state, above_bad_s=now_s)
     return Step(
-        replace(state, bound=after, calm_s=now_s), 2, f"calm for {CALM_S:g} s: {step}m more = {after}m"
+        replace(state, bound=after, calm_s=now_s),
+        2,
+        f"calm for {CALM_S:g} s: {rise}m more = {after}m",
     )
 
 
@@ -286,7 +397,7 @@ def _is_spare(bound: int, facts: Facts) -> bool:
 
 def _judged(state: LawState, now_s: float) -> LawState:
     """A rise above the bad bound that has held halves the wait of the next one."""
-    if state.above_bad_s is None or now_s - state.above_bad_s < FIRST_WAIT_S:
+    if state.above_bad_s is None or now_s - state.above_bad_s < HELD_S:
         return state
     return replace(state, above_bad_s=None, bad=None, wait_s=max(state.wait_s / 2, FIRST_WAIT_S))
 
@@ -297,7 +408,7 @@ def _unbounded(state: LawState) -> LawState:
 
 def given_back(state: LawState, now_s: float, blind_s: float, cpus: int) -> tuple[LawState, str]:
     """Return the state of a guard that has been blind since `blind_s`, and what it does: hold, then steps."""
-    state = replace(state, decreases=(), returning=(), spare_s=None, above_bad_s=None)
+    state = replace(state, row=None, returning=(), spare_s=None, above_bad_s=None)
     if state.bound is None:
         return state, "nothing is bounded"
     if now_s - blind_s < BLIND_HOLD_S:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ class GuardCollector:
     """The last decision; register it with a `CollectorRegistry`."""
 
     def __init__(self) -> None:
-        self.figures: Figures | None = None
-        """None: there was no decision yet."""
+        self.figures: Callable[[], Figures] | None = None
+        """Made only when they are asked for; None: there was no decision yet."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         from prometheus_client.core import GaugeMetricFamily  # Takes long to import, and is off by default.
 
-        figures = self.figures
-        if figures is None:
+        if self.figures is None:
             return
+        figures = self.figures()
         for name, text, value in (
             ("blind", "1 while no guarded pod has a sample.", float(figures.is_blind)),
             ("rule", "The rule of the last decision, 1 to 4; 0: none applies.", figures.rule),

@@ -7,8 +7,9 @@ are made to yield. CPU suppress claims nothing while the guard sees what pods fe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
@@ -23,6 +24,7 @@ from runtimeproxy.qosmanager.guard.target import (
     QUIET_SHARE,
     QuietHistory,
     configured,
+    load_of,
     wants_probe,
 )
 from runtimeproxy.qosmanager.guard.target import (
@@ -44,7 +46,15 @@ from runtimeproxy.qosmanager.plugin import (
     Target,
 )
 from runtimeproxy.qosmanager.plugins.cpu_suppress import be_cpus, select_cpus
-from runtimeproxy.qosmanager.snapshot import LOOK_BACK_S, ContainerState, Level, Metric, Pod, Snapshot
+from runtimeproxy.qosmanager.snapshot import (
+    LOOK_BACK_S,
+    NODE_CGROUP,
+    ContainerState,
+    Level,
+    Metric,
+    Pod,
+    Snapshot,
+)
 from runtimeproxy.state.state_file import StateFile
 from runtimeproxy.units import MIN_CPU_SHARES, UNLIMITED, format_cpu_list, parse_cpu_list
 
@@ -62,6 +72,8 @@ SAVING_S: Final = 600.0
 """and then this often."""
 ASKED_S: Final = 10.0
 """What BE pods ask for is the 95th percentile of so long."""
+LEARNT_S: Final = 10.0
+"""A target that is learnt is computed anew this often."""
 MOST_NAMED: Final = 3
 """Pods that an explanation names."""
 _FILE: Final = "cpu-guard.json"
@@ -95,6 +107,14 @@ class PodState(NamedTuple):
     """Why the last second is no sample; None: it is one."""
     allowed: Allowed | None = None
     """Its target, since it has had a sample."""
+    learnt: tuple[Kind, int, float] | None = None
+    """The kind and the load of a target that is learnt, and until when it stands."""
+    kind: Kind = Kind.RUN_DELAY
+    """By what the last second was judged."""
+    workload: str = ""
+    """Of its namespace, name and containers."""
+    containers: int = -1
+    """How many those were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +152,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
     default_mode: ClassVar[Mode] = Mode.DRY_RUN
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
+            Need(Level.NODE, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
             Need(Level.QOS_CLASS, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
             Need(Level.QOS_CLASS, Metric.CPU_PRESSURE, ASKED_S, is_fresh=True),
             Need(Level.POD, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
@@ -198,7 +219,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
         sliced, slice_said = _slice_claims(snapshot, state, guarded)
         claims = (*_bounds(snapshot, state, said), *idle, *sliced)
         state = replace(state, claims=claims)
-        self.collector.figures = _figures(snapshot, state)
+        self.collector.figures = partial(_figures, snapshot, state)
         problem = self._save(snapshot, state)
         if not problem:
             state = replace(state, saved_s=_saved_s(state, now_s))
@@ -207,7 +228,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
             state,
             claims,
             explanation="; ".join(filter(None, notes)),
-            threads_of=_threads_of(snapshot, guarded) if strategy.feedback else (),
+            threads_of=_threads_of(snapshot, state, guarded) if strategy.feedback else (),
             problem=_unreadable(snapshot, state) if strategy.feedback and not state.is_seeing else "",
             is_guarding=state.is_seeing,
             waiting_pods=frozenset(
@@ -224,31 +245,39 @@ class CpuGuardPlugin(Plugin[GuardState]):
         is_quiet = in_probe or (be_used is not None and be_used < QUIET_SHARE * len(snapshot.node.cpus))
         pods: dict[str, PodState] = {}
         sampled_s, quiet_s = state.sampled_s, state.quiet_s
+        throttled = {
+            cgroup for cgroup in snapshot.node.qos_cgroups.values() if _is_throttled(snapshot, cgroup)
+        }
         for pod in guarded:
-            before = state.pods.get(pod.uid, PodState(Felt(Kind.PRESSURE)))
-            kind, second = second_of(snapshot, pod)
+            before = state.pods.get(pod.uid) or PodState(Felt(Kind.PRESSURE))
+            if before.containers != len(pod.containers):
+                before = before._replace(workload=workload_of(pod), containers=len(pod.containers))
+            kind, second = second_of(snapshot, pod, throttled)
             if second is None:
-                pods[pod.uid] = before._replace(missing=Missing.NOTHING_READ)
+                pods[pod.uid] = before._replace(missing=Missing.NOTHING_READ, kind=kind)
                 continue
             if second.at_s <= before.read_s:
                 pods[pod.uid] = before
                 continue
             why, used = missing(second), second.used_cores or 0.0
             if why is not None or second.waited is None:
-                pods[pod.uid] = before._replace(read_s=second.at_s, missing=why)
+                pods[pod.uid] = before._replace(read_s=second.at_s, missing=why, kind=kind)
                 continue
             if is_quiet:
-                state.history.add(workload_of(pod), kind, used, second.waited, snapshot.wall_s)
+                state.history.add(before.workload, kind, used, second.waited, snapshot.wall_s)
                 quiet_s = now_s
-            felt = before.felt.after(kind, Sample(second.at_s, second.waited))
-            pods[pod.uid] = PodState(felt, second.at_s, used, None, self._allowed(state, pod, kind, used))
+            allowed, learnt = _allowed(state.history, before, pod, kind, used, now_s)
+            pods[pod.uid] = before._replace(
+                felt=before.felt.after(kind, Sample(second.at_s, second.waited)),
+                read_s=second.at_s,
+                used_cores=used,
+                missing=None,
+                allowed=allowed,
+                learnt=learnt,
+                kind=kind,
+            )
             sampled_s = now_s
         return replace(state, pods=pods, sampled_s=sampled_s, quiet_s=quiet_s)
-
-    def _allowed(self, state: GuardState, pod: Pod, kind: Kind, used: float) -> Allowed:
-        own = pod.cpu_guard
-        said = configured(kind, own.target_pressure_milliseconds, own.target_run_delay_percent, "configured")
-        return said or state.history.target(workload_of(pod), kind, used)
 
     def _decided(
         self,
@@ -268,14 +297,14 @@ class CpuGuardPlugin(Plugin[GuardState]):
         law = state.law
         if not state.is_seeing and law.bound is None and snapshot.be_limit_cores is not None:
             # CPU suppress ends its bound now: it goes on from there.
-            law = replace(law, bound=max(int(snapshot.be_limit_cores * 1_000), 1))
+            floor = floor_of(cpus, strategy.floor_millicores)
+            law = replace(law, bound=max(int(snapshot.be_limit_cores * 1_000), floor))
         state = replace(state, is_seeing=True)
         if now_s - state.probed_s < PROBE_S:
             return replace(state, law=law), "probe: BE pods are at the floor, to learn what is usual"
         waits = dict(_waits(state))
         if strategy.probe and wants_probe(now_s, state.quiet_s, state.probed_s, waits):
             return replace(state, law=law, probed_s=now_s), "probe: BE pods go to the floor"
-        size = law.bound if law.bound is not None else int(asked * 1_000)
         step = decide(
             law,
             Facts(
@@ -284,9 +313,10 @@ class CpuGuardPlugin(Plugin[GuardState]):
                 be_used=used * 1_000,
                 be_asked=asked * 1_000,
                 be_waits=_be_waits(snapshot),
+                others_used=_others_cores(snapshot, used) * 1_000,
                 cpus=cpus,
                 floor=strategy.floor_millicores,
-                is_whole=is_by_cpus(size, cpus, snapshot.node.cpu_manager_policy),
+                by_cpus=is_by_cpus(cpus * 1_000, cpus, snapshot.node.cpu_manager_policy),
             ),
         )
         return replace(state, law=step.state, step=step), _step_text(snapshot, step, used)
@@ -302,6 +332,22 @@ class CpuGuardPlugin(Plugin[GuardState]):
         except OSError as error:
             return f"{self._options.folder} cannot be written: {error.strerror}"
         return ""
+
+
+def _allowed(
+    history: QuietHistory, before: PodState, pod: Pod, kind: Kind, used: float, now_s: float
+) -> tuple[Allowed, tuple[Kind, int, float] | None]:
+    """The target of a pod; and if it is learnt, for what, and until when it stands."""
+    own = pod.cpu_guard
+    said = configured(kind, own.target_pressure_milliseconds, own.target_run_delay_percent, "configured")
+    if said is not None:
+        return said, None
+    load = load_of(used)
+    if before.allowed is not None and before.learnt is not None:
+        learnt_kind, learnt_load, until_s = before.learnt
+        if (learnt_kind, learnt_load) == (kind, load) and now_s < until_s:
+            return before.allowed, before.learnt
+    return history.target(before.workload, kind, used), (kind, load, now_s + LEARNT_S)
 
 
 def is_guarded(pod: Pod) -> bool:
@@ -339,8 +385,20 @@ def _be_waits(snapshot: Snapshot) -> float | None:
     return window.avg if window is not None else None
 
 
-def second_of(snapshot: Snapshot, pod: Pod) -> tuple[Kind, Second | None]:
-    """Return what was read of a pod in the last pass, by pressure if there is any; None: nothing."""
+def _others_cores(snapshot: Snapshot, be_used: float) -> float:
+    """What all but BE pods use; 0: not known."""
+    window = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, LOOK_BACK_S)
+    return max(window.avg - be_used, 0.0) if window is not None else 0.0
+
+
+def second_of(snapshot: Snapshot, pod: Pod, throttled: Collection[str] = ()) -> tuple[Kind, Second | None]:
+    """Return what was read of a pod in the last pass, by pressure if there is any; None: nothing.
+
+    Args:
+        snapshot: Of now.
+        pod: Of it.
+        throttled: The cgroups of QoS classes that were, in that second.
+    """
     metrics = snapshot.metrics
     kind, scale = Kind.PRESSURE, 1_000.0
     timed = metrics.timed(pod.cgroup, Metric.CPU_PRESSURE_FULL, ASKED_S / 2)
@@ -350,24 +408,32 @@ def second_of(snapshot: Snapshot, pod: Pod) -> tuple[Kind, Second | None]:
     if not timed:
         return kind, None
     at_s, waited = timed[-1]
-    # Throttling is a wait, too: without any nothing was throttled.
-    shares = (metrics.last(each, Metric.CPU_THROTTLED, LOOK_BACK_S) for each in _cgroups_of(snapshot, pod))
-    is_throttled = waited > 0 and any(shares)
     return kind, Second(
         at_s=at_s,
         elapsed_s=at_s - timed[-2][0] if len(timed) > 1 else None,
         waited=waited * scale,
         used_cores=metrics.last(pod.cgroup, Metric.CPU_USAGE, LOOK_BACK_S),
-        is_throttled=is_throttled,
+        # Throttling is a wait, too: without any nothing was throttled.
+        is_throttled=waited > 0 and _is_pod_throttled(snapshot, pod, throttled),
         age_s=snapshot.wall_s - pod.created_s if pod.created_s is not None else None,
         is_boosted=pod.is_boosted,
     )
 
 
-def _cgroups_of(snapshot: Snapshot, pod: Pod) -> Iterator[str]:
-    yield pod.cgroup
-    yield from (each.cgroup for each in pod.containers if each.cgroup)
-    yield from (each for each in snapshot.node.qos_cgroups.values() if pod.cgroup.startswith(f"{each}/"))
+def _is_pod_throttled(snapshot: Snapshot, pod: Pod, throttled: Collection[str]) -> bool:
+    """Whether a pod, a container of it or a class above was. Containers without a quota are not asked."""
+    if any(pod.cgroup.startswith(f"{each}/") for each in throttled):
+        return True
+    limited = [each for each in pod.containers if each.cgroup and each.cpu_quota_us != UNLIMITED]
+    if not limited and pod.containers:
+        return False
+    return _is_throttled(snapshot, pod.cgroup) or any(
+        _is_throttled(snapshot, each.cgroup) for each in limited
+    )
+
+
+def _is_throttled(snapshot: Snapshot, cgroup: str) -> bool:
+    return bool(snapshot.metrics.last(cgroup, Metric.CPU_THROTTLED, LOOK_BACK_S))
 
 
 def _begun(state: GuardState, snapshot: Snapshot) -> GuardState:
@@ -491,12 +557,12 @@ def _used(snapshot: Snapshot, pod: Pod) -> float:
     return snapshot.metrics.last(pod.cgroup, Metric.CPU_USAGE, LOOK_BACK_S) or 0.0
 
 
-def _threads_of(snapshot: Snapshot, guarded: Sequence[Pod]) -> tuple[str, ...]:
+def _threads_of(snapshot: Snapshot, state: GuardState, guarded: Sequence[Pod]) -> tuple[str, ...]:
     """The pods without pressure, the busiest ones first."""
     found = [
         (-_used(snapshot, pod), pod.cgroup)
         for pod in guarded
-        if not snapshot.metrics.timed(pod.cgroup, Metric.CPU_PRESSURE_FULL, ASKED_S)
+        if pod.uid not in state.pods or state.pods[pod.uid].kind is not Kind.PRESSURE
     ]
     return tuple(cgroup for _, cgroup in sorted(found))
 

@@ -460,13 +460,17 @@ class Waiting:
             cpus, others_are_idle = key
             if tasks.is_idle or not others_are_idle:
                 overlap = self._overlap(tasks.cpus, cpus)
-                busy += load.busy * overlap
-                steady += self._steady.get(key, 0.0) * overlap
-                stopped += self._stopped.get(key, 0.0) * overlap
+                # Several workloads on the same CPUs leave all others free.
+                most = float(len(cpus))
+                fixed = min(self._steady.get(key, 0.0), most)
+                at_times = min(self._stopped.get(key, 0.0), most - fixed)
+                busy += min(load.busy, most) * overlap
+                steady += fixed * overlap
+                stopped += at_times * overlap
                 requests += load.requests * overlap
         count = len(tasks.cpus)
         # A quota stops its tasks on all CPUs at once.
-        duty = (busy - steady) / stopped if stopped > 0 else 0.0
+        duty = min(max(busy - steady, 0.0) / stopped, 1.0) if stopped > 0 else 0.0
         steady += max(requests, 0.0)
         with_them, without = (min(each / count, 1.0) ** count for each in (steady + stopped, steady))
         used = min(tasks.got / count, 0.98)

@@ -255,7 +255,7 @@ def test_what_is_no_sample(pod: Pod, arguments: dict[str, Any], reason: str) -> 
 
 def test_a_pod_that_is_old_enough_counts() -> None:
     node = Guarded(pods=[pod_of("web", created_s=-5.0), BATCH])
-    assert node.seconds([0.5] * 40)[-1] is not None
+    assert any(node.seconds([0.5] * 40))
 
 
 def test_blind_it_holds_and_gives_back() -> None:
@@ -495,9 +495,8 @@ def test_quiet_seconds_make_a_target(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "cpu-guard.json").read_text())
     assert list(saved) == ["default/web:web"]
     node.be_cores = 2.0
-    node.seconds([0.012] * 20)
+    assert any(node.seconds([0.012] * 20))
     assert "1.3 x " in node.decision.explanation
-    assert node.state.law.bound is not None
     again = Guarded(options=CpuGuardOptions(folder=str(tmp_path)))
     again.seconds([0.012] * 4)
     assert again.state.law.bound is not None
