@@ -36,6 +36,16 @@ def key_of(message: api_pb2.ClaimKey) -> ClaimKey | str:
     return ClaimKey(LEVEL_OF[kind], getattr(message.target, kind), message.field, role)
 
 
+def advised_values(message: api_pb2.AdvisedPool) -> tuple[int | None, int | None, int | None, int | None]:
+    """What an advisor says of a pool: CPUs required, CPUs that overlap, millicores and bytes of headroom."""
+    return (
+        message.required_cpus if message.HasField("required_cpus") else None,
+        message.overlap_cpus if message.HasField("overlap_cpus") else None,
+        message.headroom_millicpu if message.HasField("headroom_millicpu") else None,
+        message.headroom_bytes if message.HasField("headroom_bytes") else None,
+    )
+
+
 def claim_message(
     key: ClaimKey, value: float | str | None, ceiling: int | None, reason: str
 ) -> api_pb2.Claim:

@@ -9,15 +9,14 @@ import pytest
 from runtimeproxy import __version__
 from runtimeproxy.commands.arguments import without_klog_flags
 from runtimeproxy.config.sources import FLAGS
+from tests.lab import forked
 
 PROGRAM = [sys.executable, "-m", "runtimeproxy"]
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KOORD_RUNTIMEPROXY_")}
-    return subprocess.run(
-        [*PROGRAM, *arguments], capture_output=True, text=True, check=False, env=kept | environ
-    )
+    return forked.run([*PROGRAM, *arguments], kept | environ, 60)
 
 
 def configured(tmp_path: Path, text: str) -> str:

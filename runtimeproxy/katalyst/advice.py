@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from runtimeproxy.katalyst.names import NUMA_INFIX, RECLAIM, is_shared_pool, numa_pool, pool_and_numa_node
+from runtimeproxy.katalyst.names import (
+    ISOLATION_PREFIX,
+    NUMA_INFIX,
+    RECLAIM,
+    QosLevel,
+    is_shared_pool,
+    numa_pool,
+    pool_and_numa_node,
+)
 from runtimeproxy.katalyst.pools import NO_CPUS, AdvisedSizes, PoolState
 from runtimeproxy.katalyst.transition import NOTHING, AdvisedPool
 from runtimeproxy.vocabulary import MOST_BYTES, POOL_RANGES, PoolField
@@ -43,8 +51,8 @@ class Advisors(NamedTuple):
     """Whether the claims of the process before this one are known."""
 
 
-class CountedAdvice(NamedTuple):
-    """What counts of all claims."""
+class BoundedAdvice(NamedTuple):
+    """All claims within their bounds."""
 
     pools: Mapping[str, AdvisedPool] = NOTHING
     """By name."""
@@ -54,16 +62,22 @@ class CountedAdvice(NamedTuple):
     def sizes(self, state: PoolState) -> AdvisedSizes | None:
         """The part that the sizes of pools follow from; None: they follow from requests."""
         required = {name: each.required_cpus for name, each in self.pools.items() if each.required_cpus}
+        isolated = {uid for name in required if (uid := _isolated_uid(name)) and state.settings.takes_sizes}
         overlap = {
             name: each.overlap_cpus
             for name, each in self.pools.items()
             if each.overlap_cpus is not None and state.settings.overlap
         }
-        return AdvisedSizes(required, overlap=overlap) if required or overlap else None
+        return AdvisedSizes(required, frozenset(isolated), overlap) if required or overlap else None
 
 
 def target_problem(state: PoolState, pool: str, field: str) -> str:
     """Return why a pool has no such value now; empty if it has."""
+    if field == PoolField.REQUIRED_CPUS and (uid := _isolated_uid(pool)):
+        pod = state.pods.get(uid)
+        if pod is not None and pod.level is QosLevel.SHARED and not pod.numa_ids:
+            return ""
+        return f"only pods of shared_cores without NUMA nodes of their own can be isolated, not {uid[:64]}"
     if field in _OF_SHARED:
         if pool in state.pools and is_shared_pool(pool):
             return ""
@@ -74,8 +88,8 @@ def target_problem(state: PoolState, pool: str, field: str) -> str:
     return f"only {RECLAIM} and {RECLAIM}{NUMA_INFIX}<number> of a NUMA node have a headroom, not {pool[:64]}"
 
 
-def counted(state: PoolState, claims: Iterable[PoolClaim]) -> CountedAdvice:
-    """Return what counts of claims: those of later ones for the same value.
+def bounded_advice(state: PoolState, claims: Iterable[PoolClaim]) -> BoundedAdvice:
+    """Return claims within their bounds; of those for the same value the last one.
 
     A value that is larger than the node is that of the node. Claims on pools that are gone are left out.
     """
@@ -94,11 +108,11 @@ def counted(state: PoolState, claims: Iterable[PoolClaim]) -> CountedAdvice:
         before = pools.get(each.pool, AdvisedPool(owner=each.owner))
         reason = "; ".join(filter(None, dict.fromkeys((before.reason, each.reason))))
         pools[each.pool] = _with_value(before._replace(reason=reason), each.field, value)
-    if any(each.required_cpus for each in pools.values()) and not has_effect(state):
+    if any(each.required_cpus for each in pools.values()) and not state.settings.takes_sizes:
         problems.append(
             "sizes by an advisor need enable_reclaim or overlap: without, shared_cores have all CPUs"
         )
-    return CountedAdvice(MappingProxyType(pools), tuple(problems))
+    return BoundedAdvice(MappingProxyType(pools), tuple(problems))
 
 
 def _with_value(before: AdvisedPool, field: PoolField, value: int) -> AdvisedPool:
@@ -113,9 +127,9 @@ def _with_value(before: AdvisedPool, field: PoolField, value: int) -> AdvisedPoo
             return before._replace(headroom_bytes=value)
 
 
-def has_effect(state: PoolState) -> bool:
-    """Return whether what pools of `shared_cores` need changes their sizes."""
-    return state.settings.enable_reclaim or state.settings.overlap
+def _isolated_uid(pool: str) -> str:
+    """Return whose own pool it is; empty: it is none of one pod."""
+    return pool.removeprefix(ISOLATION_PREFIX) if pool.startswith(ISOLATION_PREFIX) else ""
 
 
 def _most_of(state: PoolState, claim: PoolClaim) -> int:

@@ -285,6 +285,10 @@ def usable(config: EvictionConfig) -> tuple[EvictionConfig, tuple[Unusable, ...]
     size = f"{_CPU}.load_metric_ring_size"
     if (value_at(config, size) or 0) > MOST_RING:
         found[size] = f"is {value_at(config, size)}, and is not used: it is above {MOST_RING}"
+    lower, upper = (f"{_CPU}.load_{bound}_bound_ratio" for bound in ("lower", "upper"))
+    most = value_at(config, upper)
+    if most is not None and (value_at(config, lower) or 0) > most:
+        found[lower] = _above_text(value_at(config, lower), PATHS[upper], most)
     for path, order in _ORDERS.items():
         value = value_at(config, path)
         if value is not None and value != order:
@@ -292,12 +296,13 @@ def usable(config: EvictionConfig) -> tuple[EvictionConfig, tuple[Unusable, ...]
     config = _without(config, found)
     unusable = [Unusable(PATHS[path], reason) for path, reason in found.items()]
     config, resources = _without_resources(config)
+    config, soft = _without_soft(config)
     names = [
         Unusable(PATHS["dry_run"], f"names {each[:64]!r}, which is no plugin here")
         for each in config.dry_run or ()
         if each != "*" and each.removeprefix("-") not in _NAMES
     ]
-    return config, (*unusable, *resources, *names)
+    return config, (*unusable, *resources, *soft, *names)
 
 
 _NAMES: Final = frozenset(chain(OF_PLUGINS, *(each.names for each in OF_PLUGINS.values())))
@@ -326,6 +331,27 @@ def _without_resources(config: EvictionConfig) -> tuple[EvictionConfig, list[Unu
     if unusable:
         config = replace(config, **{_RECLAIMED: replace(part, **kept)})  # type: ignore[arg-type]
     return config, unusable
+
+
+def _without_soft(config: EvictionConfig) -> tuple[EvictionConfig, list[Unusable]]:
+    """Leaves out soft thresholds of resources that are above the hard ones."""
+    part = config.reclaimed_resources_eviction_config
+    hard, soft = part.eviction_threshold, part.soft_eviction_threshold
+    place, most = PATHS[f"{_RECLAIMED}.soft_eviction_threshold"], PATHS[f"{_RECLAIMED}.eviction_threshold"]
+    unusable = [
+        Unusable(f"{place}.{resource}", _above_text(value, most, hard[resource]))
+        for resource, value in sorted(soft.items())
+        if value > hard.get(resource, value)
+    ]
+    if unusable:
+        kept = {resource: value for resource, value in soft.items() if value <= hard.get(resource, value)}
+        part = replace(part, soft_eviction_threshold=kept)
+        config = replace(config, reclaimed_resources_eviction_config=part)
+    return config, unusable
+
+
+def _above_text(value: float, hard_path: str, most: float) -> str:
+    return f"is {value:g}, and is not used: it is above {hard_path}, {most:g}"
 
 
 _PART: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)")

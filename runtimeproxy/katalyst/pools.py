@@ -66,20 +66,23 @@ class PoolSettings(NamedTuple):
     enable_reclaim_numa_binding: bool = False
     """Whether pods of `reclaimed_cores` may be bound to a NUMA node."""
 
+    @property
+    def takes_sizes(self) -> bool:
+        """Whether sizes by an advisor have an effect: without both of these `shared_cores` have all CPUs."""
+        return self.enable_reclaim or self.overlap
+
 
 DEFAULT_SETTINGS: Final = PoolSettings()
 
 
 class AdvisedSizes(NamedTuple):
-    """Sizes that an advisor has computed from usage; without it they follow from requests.
-
-    No claim says which pods are isolated, so the daemon has none.
-    """
+    """Sizes that an advisor has computed from usage; without it they follow from requests."""
 
     sizes: Mapping[str, int] = MappingProxyType({})
     """CPUs by name of the pool that it requires; one that is not in it has its requests."""
     isolated: frozenset[str] = frozenset()
-    """Uids of pods of `shared_cores` that get a pool of their own."""
+    """Uids of pods of `shared_cores` that get a pool of their own: those of whose pool `isolation-UID` a size
+    is claimed."""
     overlap: Mapping[str, int] = MappingProxyType({})
     """How many CPUs of a pool `reclaim` is to have, too, by name; one that is not in it has what it does not
     require."""

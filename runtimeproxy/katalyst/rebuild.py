@@ -136,7 +136,7 @@ class _Building:
 
     def __init__(self, before: PoolState) -> None:
         self._topology, self._settings = before.topology, before.settings
-        is_advised = before.advice is not None and (self._settings.enable_reclaim or self._settings.overlap)
+        is_advised = before.advice is not None and self._settings.takes_sizes
         self._sizes = before.advice.sizes if before.advice is not None and is_advised else {}
         reserve = reclaim_reserve(before.topology, self._settings)
         self._reserve_each = reserved_for_reclaim(reserve, len(before.topology.numa_nodes))

@@ -200,6 +200,11 @@ class StartupBoosts:
         if self.rules.active:
             self._wake.set()
 
+    def on_waiting(self) -> None:
+        # Other pods wait for CPUs.
+        if self.rules.active:
+            self._wake.set()
+
     async def settled(self, identity: str, within_s: float) -> None:
         """Waits until the boost of a container that starts is written, or waits for its turn."""
         with suppress(TimeoutError):

@@ -30,7 +30,7 @@ from runtimeproxy.errors import RefusalError, StatusCode, described
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.katalyst import pool_operations as operations
 from runtimeproxy.katalyst import transition
-from runtimeproxy.katalyst.advice import Advisors, CountedAdvice, counted, target_problem
+from runtimeproxy.katalyst.advice import Advisors, BoundedAdvice, bounded_advice, target_problem
 from runtimeproxy.katalyst.levels import (
     MAIN_CONTAINER_NAME,
     SKIP_QRM_ADMIT,
@@ -174,7 +174,7 @@ class NodePools:
         self._executor = executor
         self._now_s = clock
         self._advisors = advisors
-        self.advice = CountedAdvice()
+        self.advice = BoundedAdvice()
         self.off_reason = "not started"
         self.problem = ""
         self.counts: Counter[PoolCause] = Counter()
@@ -323,7 +323,7 @@ class NodePools:
         before, advisors = self.advice, self._advisors()
         if not advisors.is_known:
             return state.advice
-        found = counted(state, advisors.claims)
+        found = bounded_advice(state, advisors.claims)
         late = (f"{name} is late: its advice has ended with its lease" for name in advisors.late)
         self.advice = found._replace(problems=(*found.problems, *late))
         for problem in self.advice.problems:

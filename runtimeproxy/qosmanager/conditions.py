@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
@@ -31,18 +31,19 @@ from runtimeproxy.qosmanager.eviction import (
     EvictOptions,
     EvictState,
     allowance,
+    pods_to_evict,
 )
-from runtimeproxy.qosmanager.plugin import Decision, Eviction, Mode, PluginContext
+from runtimeproxy.qosmanager.plugin import Decision, Eviction, EvictionResult, Mode, PluginContext
 from runtimeproxy.qosmanager.snapshot import Measured, Metric, Pod, Snapshot
 
 SYNC_S: Final = 5.0
-"""Between two looks. Source: katalyst-core, eviction-manager-sync-period."""
+"""Between two checks. Source: katalyst-core, eviction-manager-sync-period."""
 CONDITION_S: Final = 300.0
 """How long a condition is told after it was last met. Source: there, condition-transition-period."""
 GAP_S: Final = 3 * SYNC_S
-"""Without a look for so long, as while the daemon was away, all that has to last begins anew."""
+"""Without a check for so long, as while the daemon was away, all that has to last begins anew."""
 FRESH_S: Final = 10.0
-"""How old the last sample may be that a plugin decides by: two looks."""
+"""How old the last sample may be that a plugin decides by: two checks."""
 STALE_S: Final = 30.0
 """How long ago what a sample says may have been measured: Malachite's samples are older than the kernel's.
 Source: katalyst-core pkg/metaserver/agent/metric/provisioner/malachite/client, UpdateTimeout."""
@@ -61,15 +62,17 @@ class ConditionState(EvictState):
     configured: EvictOptions = field(default_factory=EvictOptions)
     """Those of the configuration's file; `options` are with what the cluster's configuration sets."""
     ran_s: float | None = None
-    """The last look; None: none yet."""
+    """The last check; None: none yet."""
     since_s: Mapping[str, float] = field(default_factory=dict)
-    """By scope: since when a hard threshold is met, in each look."""
+    """By scope: since when a hard threshold is met, in each check."""
     seen_s: Mapping[str, float] = field(default_factory=dict)
     """By scope: when a threshold was last met, hard or soft."""
     services: Mapping[str, float] = field(default_factory=dict)
     """By service: when a pod of it was last chosen."""
     there_s: Mapping[str, float] = field(default_factory=dict)
     """By uid of pods that were evicted: when each was last seen."""
+    is_dry_run: bool = False
+    """Whether the configuration of the cluster had it only compute in the last check."""
 
 
 _StateT = TypeVar("_StateT", bound=ConditionState)
@@ -87,21 +90,21 @@ class MetThreshold(NamedTuple):
     """A threshold that is met now."""
 
     scope: str
-    """What is short, such as `pool share`, `NUMA node 1`; the same from look to look."""
+    """What is short, such as `pool share`, `NUMA node 1`; the same from check to check."""
     arithmetic: str
     victims: Sequence[Victim] = ()
     """In their order."""
     is_hard: bool = True
     most: int = 1
-    """How many of them are evicted in one look."""
+    """How many of them are evicted in one check."""
     hold_s: float = 0.0
     """How long it has to be met before anything is evicted."""
     measured_s: float | None = None
     """When that was measured by which it is met; None: now."""
 
 
-class LookResult(NamedTuple, Generic[_StateT]):
-    """The result of one look."""
+class CheckResult(NamedTuple, Generic[_StateT]):
+    """The result of one check."""
 
     state: _StateT
     findings: Sequence[MetThreshold] = ()
@@ -132,8 +135,20 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
     state_type: type[_StateT]
     settings: ClassVar[Mapping[str, Setting]] = {}
     """By the path of `EvictionConfig`; but for the grace period, which all have."""
-    is_one_in_a_look: ClassVar[bool] = False
+    soft_options: ClassVar[Mapping[str, str]] = {}
+    """By the option that is a soft threshold: that of the hard one, which is not below it."""
+    is_one_in_a_check: ClassVar[bool] = False
     """Whether thresholds are about the same, so that a pod that goes for one may be enough for others."""
+
+    def option_problems(self, options: Any) -> Sequence[tuple[str, str]]:  # noqa: ANN401 - of `options_type`
+        problems: list[tuple[str, str]] = []
+        for soft, hard in self.soft_options.items():
+            below, above = getattr(options, soft), getattr(options, hard)
+            if below > above and below != getattr(type(options)(), soft):
+                problems.append((soft, f"is {below:g}, which is above {hard}, {above:g}"))
+            elif below > above:
+                problems.append((hard, f"is {above:g}, which is below {soft}, {below:g}"))
+        return problems
 
     def setup(self, context: PluginContext) -> _StateT:
         assert self.options_type is not None  # noqa: S101 - each of them has options
@@ -144,7 +159,7 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
         return True
 
     @abstractmethod
-    def find(self, snapshot: Snapshot, state: _StateT, free: Allowance) -> LookResult[_StateT]:
+    def find(self, snapshot: Snapshot, state: _StateT, free: Allowance) -> CheckResult[_StateT]:
         """Which thresholds are met; pure. `free` has the pods that go already, and those that may not."""
 
     def cool_s(self, state: _StateT) -> float:
@@ -168,6 +183,12 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
             found["grace_seconds"] = float(grace_s)
         return found
 
+    def on_evictions(self, results: Sequence[EvictionResult], snapshot: Snapshot, state: _StateT) -> _StateT:
+        state = super().on_evictions(results, snapshot, state)
+        # A service keeps its turn: none of its pods has gone.
+        kept = {service_of(pod) for pod in snapshot.pods if pod.uid in state.dry_run}
+        return replace(state, services=_without(state.services, kept))
+
     def run(self, snapshot: Snapshot, state: _StateT) -> Decision[_StateT]:
         now_s, config = snapshot.now_s, snapshot.node.eviction
         if state.ran_s is not None and now_s - state.ran_s > GAP_S:
@@ -180,8 +201,10 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
             # Its thresholds may be far above those of this node's file.
             reason = "waits until it is known which AdminQoSConfiguration applies"
             return Decision(self.begun_anew(replace(state, ran_s=now_s)), explanation=reason)
+        state = _as_dry_run(state, is_dry_run(config, self.name))
         changed = self.set_options(config, state.configured)
-        state = replace(state, options=replace(state.configured, **changed), ran_s=now_s)  # type: ignore[arg-type]
+        options, bounded = self._bounded(replace(state.configured, **changed))  # type: ignore[arg-type]
+        state = replace(state, options=options, ran_s=now_s)
         free = allowance(state, now_s)
         state, findings, notes, left_out = self.find(snapshot, state, free)
         since_s = {each.scope: state.since_s.get(each.scope, now_s) for each in findings if each.is_hard}
@@ -200,11 +223,13 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
             uid: now_s if uid in uids else state.there_s.get(uid, at_s) for uid, at_s in free.evicted.items()
         }
         # A pod that is still there is credited; what was measured before one has gone does not know of it.
-        settled_s = max((free.evicted[uid] if uid in uids else there_s[uid] for uid in there_s), default=None)
+        gone = there_s.keys() - state.dry_run
+        settled_s = max((free.evicted[uid] if uid in uids else there_s[uid] for uid in gone), default=None)
         state = replace(state, there_s=there_s)
+        excluded_before = len(free.excluded)
         for each in findings:
             said.append(self._waits(each, state, now_s, settled_s))
-            if not said[-1] and evictions and self.is_one_in_a_look:
+            if not said[-1] and len(free.excluded) > excluded_before and self.is_one_in_a_check:
                 said[-1] = f"{each.scope}: {each.arithmetic}: waits for the pod that goes"
             if not said[-1]:
                 said[-1] = self._take(each, free, state.options, evictions, services, now_s)
@@ -221,15 +246,27 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
             if at_s < now_s
         )
         named = (text for reason, pods in left_out.items() for text in _named(pods, reason))
-        is_computed_only = is_dry_run(config, self.name)
-        of_target = [f"{name} {value:g}" for name, value in changed.items()]
-        if is_computed_only:
+        of_target = [*(f"{name} {value:g}" for name, value in changed.items()), *bounded]
+        if state.is_dry_run:
             of_target.insert(0, f"dry-run by {PATHS['dry_run']}")
         if of_target:
             of_target = [f"by {snapshot.node.eviction_target}: {', '.join(of_target)}"]
         explanation = "; ".join((*said, *notes, *named, *of_target)) or "no threshold is met"
         off_for = {reason: [pod.uid for pod in pods] for reason, pods in left_out.items()}
-        return Decision(state, (), evictions, explanation, left_out=off_for, is_dry_run=is_computed_only)
+        return Decision(state, (), evictions, explanation, left_out=off_for, is_dry_run=state.is_dry_run)
+
+    def _bounded(self, options: EvictOptions) -> tuple[EvictOptions, list[str]]:
+        """The options with soft thresholds that are not above the hard ones, and what is said of it.
+
+        One of the two may be the cluster's, and the other one of the configuration's file.
+        """
+        said: list[str] = []
+        for soft, hard in self.soft_options.items():
+            below, above = getattr(options, soft), getattr(options, hard)
+            if below > above:
+                options = replace(options, **{soft: above})
+                said.append(f"{soft} {above:g}, as {below:g} is above {hard}")
+        return options, said
 
     def _waits(self, finding: MetThreshold, state: _StateT, now_s: float, settled_s: float | None) -> str:
         """Why nothing is evicted for it yet; empty if something may be."""
@@ -257,9 +294,13 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
     ) -> str:
         """Adds evictions; what is said of it."""
         place = f"{finding.scope}: {finding.arithmetic}"
-        taken = 0
+        taken = again = 0
         for pod, arithmetic in finding.victims:
             if taken == finding.most or not may_go(pod, self.name, free):
+                continue
+            if pod.uid in free.proposed:
+                taken, again = taken + 1, again + 1
+                free.excluded.add(pod.uid)
                 continue
             if len(evictions) >= free.left:
                 return f"{place}: no more than {options.most_pods} pods in {options.per_seconds} s"
@@ -270,7 +311,7 @@ class ConditionPlugin(BoundedEvictPlugin[_StateT]):
             evictions.append(Eviction(pod.uid, reason, options.grace_seconds))
         if not taken:
             return f"{place}: no pod that may be evicted"
-        return f"{place}: pods to evict: {taken}"
+        return f"{place}: {pods_to_evict(taken - again, again)}"
 
 
 def may_go(pod: Pod, plugin: str, free: Allowance) -> bool:
@@ -300,7 +341,7 @@ def reclaimed_pods(pods: Iterable[Pod]) -> list[Pod]:
 
 def known_request(pod: Pod, resource: str) -> int | None:
     """Return what a pod requests of a resource; None: not known."""
-    # Called for each pod in each look: one pass, no generators.
+    # Called for each pod in each check: one pass, no generators.
     total: int | None = None
     for container in pod.containers:
         amount = container.requests.get(resource)
@@ -327,6 +368,17 @@ def requests_by_pod(pods: Iterable[Pod], resource: str) -> tuple[dict[str, int],
 
 
 UNKNOWN_REQUEST: Final = "neither the API server, nor the kubelet's state, nor an annotation tells"
+
+
+def _as_dry_run(state: _StateT, is_dry_run: bool) -> _StateT:
+    """The state of a check that only computes, or not; after a dry run no pod of it is gone."""
+    if state.is_dry_run and not is_dry_run:
+        state = replace(state, evicted=_without(state.evicted, state.dry_run), dry_run=frozenset())
+    return replace(state, is_dry_run=is_dry_run)
+
+
+def _without(times_s: Mapping[str, float], names: Set[str]) -> dict[str, float]:
+    return {name: at_s for name, at_s in times_s.items() if name not in names}
 
 
 def _named(pods: Sequence[Pod], reason: str) -> list[str]:

@@ -66,6 +66,8 @@ class EvictState:
     """By pod uid: when it was proposed."""
     refused: Mapping[str, float] = field(default_factory=dict)
     """By pod uid: when a proposal was not carried out."""
+    dry_run: frozenset[str] = frozenset()
+    """Uids in `evicted` of pods that stay, as the proposal was a dry run."""
 
 
 _StateT = TypeVar("_StateT", bound=EvictState)
@@ -104,6 +106,9 @@ class Allowance(NamedTuple):
     """Uids of those that were evicted, and are taken for released."""
     excluded: set[str]
     """Uids of these, and of those that were chosen or refused not long ago."""
+    proposed: frozenset[str] = frozenset()
+    """Uids of those that were chosen in a dry run not long ago: they stay, and are chosen again as long as
+    they would have to go, without another proposal."""
 
 
 def allowance(state: EvictState, now_s: float) -> Allowance:
@@ -114,8 +119,11 @@ def allowance(state: EvictState, now_s: float) -> Allowance:
     left = max(options.most_pods - len(_since(evicted, now_s - options.per_seconds)), 0)
     terminating = frozenset(_since(evicted, now_s - TERMINATION_S))
     held_since_s = now_s - options.same_pod_after_seconds
-    excluded = {*terminating, *_since(evicted, held_since_s), *_since(state.refused, held_since_s)}
-    return Allowance(evicted, left, terminating, excluded)
+    chosen = _since(evicted, held_since_s).keys()
+    excluded = {*terminating, *chosen, *_since(state.refused, held_since_s)}
+    return Allowance(
+        evicted, left, terminating - state.dry_run, excluded - state.dry_run, state.dry_run & chosen
+    )
 
 
 def choose(
@@ -132,16 +140,24 @@ def choose(
     releases; `unit` writes an amount for people. A pod that releases less than `least` of all is not evicted.
     """
     options, now_s = state.options, snapshot.now_s
-    evicted, left, terminating, excluded = allowance(state, now_s)
+    evicted, left, terminating, excluded, proposed = allowance(state, now_s)
     missing = _missing(tasks, (releases_of(pod) for pod in snapshot.pods if pod.uid in terminating))
     evictions: list[Eviction] = []
+    again = 0
     for task, pod in ((each, pod) for each in tasks for pod in each.pods):
         wanted = {name: missing[name] for name in task.needs if missing[name] > 0}
-        if not wanted or len(evictions) == left or pod.uid in excluded or pod.qos in NEVER_EVICTED:
+        is_new = pod.uid not in proposed
+        if not wanted or pod.uid in excluded or pod.qos in NEVER_EVICTED:
+            continue
+        if is_new and len(evictions) == left:
             continue
         releases = releases_of(pod)
         if released := {name: amount for name in wanted if (amount := releases.get(name, 0)) >= least}:
             excluded.add(pod.uid)
+            if not is_new:
+                _subtract(missing, releases)
+                again += 1
+                continue
             evicted[pod.uid] = now_s
             _subtract(missing, releases)
             amounts = (
@@ -155,8 +171,14 @@ def choose(
     if any(missing.values()) and len(evictions) == left:
         said.append(f"no more than {options.most_pods} pods in {options.per_seconds} s")
     if tasks:
-        said.append(f"pods to evict: {len(evictions)}")
+        said.append(pods_to_evict(len(evictions), again))
     return Choice(tuple(evictions), evicted, "; ".join(said))
+
+
+def pods_to_evict(new: int, again: int) -> str:
+    """The sentence about how many pods are to go; `again`: those that a dry run has proposed before."""
+    before = f", {again} of them proposed before in dry-run" if again else ""
+    return f"pods to evict: {new + again}{before}"
 
 
 def _since(times_s: Mapping[str, float], since_s: float) -> dict[str, float]:
@@ -251,12 +273,15 @@ class BoundedEvictPlugin(Plugin[_StateT]):
     def on_evictions(self, results: Sequence[EvictionResult], snapshot: Snapshot, state: _StateT) -> _StateT:
         now_s = snapshot.now_s
         failed = {each.eviction.pod_uid for each in results if each.outcome not in _DONE}
+        stay = {each.eviction.pod_uid for each in results if each.outcome is EvictionOutcome.DRY_RUN}
+        gone = {each.eviction.pod_uid for each in results} - stay
         refused = _since(state.refused, now_s - state.options.same_pod_after_seconds)
         return replace(
             state,
             # A failed proposal releases nothing, and if all fail, the plugin does not cool.
             evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
             refused={**refused, **dict.fromkeys(failed, now_s)},
+            dry_run=(state.dry_run & state.evicted.keys() | stay) - gone,
             cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,
         )
 

@@ -101,10 +101,15 @@ class PluginRunner:
         self._versions: tuple[int, int, int] | None = None
 
     def configure(self, mode: Mode, gates: Mapping[str, bool], options: Any) -> None:  # noqa: ANN401
-        """Sets what the configuration says; other gates or options begin with a new state."""
+        """Sets what the configuration says; other gates or options begin with a new state.
+
+        So does the end of a dry run, whose decisions were never in force.
+        """
         is_on = not self.plugin.gates or any(gates.get(gate, False) for gate in self.plugin.gates)
-        self.mode = mode if is_on else Mode.OFF
-        if self.mode is Mode.OFF or (gates, options) != (self._gates, self._options):
+        before, self.mode = self.mode, mode if is_on else Mode.OFF
+        is_dry_run_over = before is Mode.DRY_RUN and self.mode is Mode.ENFORCE
+        is_other = (gates, options) != (self._gates, self._options)
+        if self.mode is Mode.OFF or is_dry_run_over or is_other:
             self.forget()
         self._gates, self._options = gates, options
 

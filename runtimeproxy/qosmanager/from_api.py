@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy import __version__, api_names
-from runtimeproxy.api_names import plugin_status
+from runtimeproxy.api_names import advised_values, plugin_status
 from runtimeproxy.config.schema import validator_of
 from runtimeproxy.katalyst.eviction_config import PATHS, EvictionConfig
 from runtimeproxy.qos import (
@@ -68,8 +68,9 @@ _STATES: Final = {
 _KUBE_QOS_CLASSES: Final = frozenset(map(str, KubeQoSClass))
 _SUB_PRIORITY: Final = "koordinator.sh/priority"
 """Label of a pod. Source: Koordinator apis/extension/constants.go."""
-_STARTUP_BOOST: Final = "startup-boost"
-"""The policy that raises limits of containers that start: it owns values of a pod meanwhile."""
+_STARTUP_BOOST: Final = "plugin:startup-boost"
+"""What raises limits of containers that start owns values of a pod meanwhile. Source: `OWNER` of
+runtimeproxy.ledger.boosts, whose claims have a lease."""
 _INT32: Final = re.compile(r"-?[0-9]{1,10}")
 
 
@@ -242,16 +243,7 @@ def _cpu_pools(message: api_pb2.GetNodeResponse) -> CpuPools:
         overlap=settings.overlap,
         least_reclaim_cpus=settings.least_reclaim_cpus,
         reserved_cpus=_cpus(settings.reserved_cpus),
-        advice={each.pool: _pool_advice(each) for each in message.katalyst_advice},
-    )
-
-
-def _pool_advice(message: api_pb2.AdvisedPool) -> PoolAdvice:
-    return PoolAdvice(
-        message.required_cpus if message.HasField("required_cpus") else None,
-        message.overlap_cpus if message.HasField("overlap_cpus") else None,
-        message.headroom_millicpu if message.HasField("headroom_millicpu") else None,
-        message.headroom_bytes if message.HasField("headroom_bytes") else None,
+        advice={each.pool: PoolAdvice(*advised_values(each)) for each in message.katalyst_advice},
     )
 
 

@@ -138,7 +138,9 @@ def configured(reading: SourceReading, plugins: Iterable[AnyPlugin]) -> Configur
         problems: list[Problem] = []
         if plugin.options_type is not None:
             options, problems = make(plugin.options_type, own.options)
-            problems += [((key,), reason) for key, reason in plugin.option_problems(options)]
+            problems += [
+                (tuple(key.split(".", 1)), reason) for key, reason in plugin.option_problems(options)
+            ]
         elif isinstance(plugin, RemotePlugin):
             options = RemoteOptions(own.endpoint, own.options)
         elif own.options and not own.endpoint:
@@ -205,12 +207,15 @@ class _PluginEntry:
         self.refused = ""
         """Why the daemon does not take its claims; empty if it does."""
         self.refused_until_s = 0.0
-        self.would_claim: Sequence[Claim] = ()
+        self.would_claim: list[Claim] = []
+        """What was logged last, without reasons; nothing at first, which is not logged."""
         self.has_run = False
         self._node_report: NodeReport | None = None
         self.explained_s = 0.0
         self.threads_of: Sequence[str] = ()
         self.is_guarding = False
+        self.problem = ""
+        """Why it cannot do what it is for, as it says itself; empty if it can."""
 
     @property
     def report(self) -> PluginReport:
@@ -222,7 +227,7 @@ class _PluginEntry:
             # One that has never decided may be wanted.
             bool(runner.is_enabled) or (runner.is_enabled is None and bool(runner.problem)),
             len(self.session.claims),
-            runner.problem or self.refused,
+            runner.problem or self.refused or self.problem,
             runner.explanation,
             runner.left_out,
         )
@@ -251,6 +256,7 @@ class _PluginEntry:
             self._node_report = result.decision.node_report
         self.threads_of = result.decision.threads_of if result is not None else ()
         self.is_guarding = result is not None and result.decision.is_guarding
+        self.problem = result.decision.problem if result is not None else ""
 
     @property
     def state(self) -> str:
@@ -482,7 +488,7 @@ class QosManager:
             return
         claims, evictions = result.decision.claims, result.decision.evictions
         if is_claiming:
-            await session.set(connection, claims)
+            await session.set(connection, claims, result.decision.waiting_pods)
         elif not is_enforced:
             self._explain(entry, claims)
         if evictions:

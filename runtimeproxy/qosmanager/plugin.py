@@ -130,8 +130,12 @@ class Decision(NamedTuple, Generic[StateT]):
     threads_of: Sequence[str] = ()
     """Cgroups of which the run delay of threads is to be sampled (`Metric.CPU_RUN_DELAY`) from the next pass
     on; the first ones if all have too many."""
+    problem: str = ""
+    """Why it cannot do what it is for, for status and its exit code; empty if it can."""
     is_guarding: bool = False
     """Whether it bounds BE pods by what others feel: CPU suppress claims nothing meanwhile."""
+    waiting_pods: frozenset[str] = frozenset()
+    """Uids of pods that wait for CPUs longer than they may: start-up boosts of other pods end."""
 
 
 class Need(NamedTuple):
@@ -143,6 +147,8 @@ class Need(NamedTuple):
     """The longest of its windows."""
     is_fresh: bool = False
     """Each sample has to be of its own pass: none is taken from Malachite."""
+    every_s: float = 0.0
+    """How far its samples may lie apart; they are at least a second apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +192,10 @@ class Plugin(Generic[StateT]):
     there are none."""
 
     def option_problems(self, options: Any) -> Sequence[tuple[str, str]]:  # noqa: ANN401 - of `options_type`
-        """Key and reason of options that are of the right types and cannot be used; they end the start."""
+        """Key and reason of options that are of the right types and cannot be used; they end the start.
+
+        The key of a value in a table has both names: `table.name`.
+        """
         return ()
 
     def setup(self, context: PluginContext) -> StateT:

@@ -362,6 +362,9 @@ class Measured(NamedTuple):
     became a sample, and several samples may say what was measured once. None: with its sample."""
 
 
+NO_FRESH_SAMPLE: Final = "there is no fresh sample"
+
+
 class Metrics(Protocol):
     """The samples."""
 
@@ -378,6 +381,11 @@ class Metrics(Protocol):
         """The last sample; None: there is none of the last `length_s` seconds. Arguments as of `window`."""
         window = self.window(cgroup, metric, length_s)
         return None if window is None else window.last
+
+    def mean(self, cgroup: str, metric: Metric, length_s: float) -> float | None:
+        """The mean of the samples of `window`, for less work; None: there are none."""
+        window = self.window(cgroup, metric, length_s)
+        return None if window is None else window.avg
 
     def measured(self, cgroup: str, metric: Metric, length_s: float) -> Measured | None:
         """The last sample and when it was measured; of parts, those of the first. Otherwise as `last`."""
@@ -403,6 +411,10 @@ class Metrics(Protocol):
     def cpu_windows(self, length_s: float) -> Mapping[int, Window]:
         """The samples of the node's `CPU_RUNNABLE` by CPU; empty: there are none."""
         return {}
+
+    def missing_reason(self, cgroup: str, metric: Metric) -> str:
+        """Why there is no fresh sample of a metric; asked where there is none."""
+        return NO_FRESH_SAMPLE
 
 
 class NoMetrics(Metrics):

@@ -40,7 +40,7 @@ def runtime(module_folder: Path) -> Iterator[FakeRuntime]:
 def daemon(module_folder: Path, runtime: FakeRuntime) -> Iterator[ProxyProcess]:
     """With one BE pod, whose CPU shares and quota a policy has set."""
     config = f"[cgroups]\nroot = '{module_folder}/cgroup'\n[node]\nsysfs_root = '{module_folder}/none'\n"
-    options = ProxyOptions(str(runtime.socket_path), config=config)
+    options = ProxyOptions(str(runtime.socket_path), config=config, is_forked=True)
     with ProxyProcess(module_folder, options) as running, CriClient(running.socket) as client:
         pod = batch_pod(client, "spark").run()
         pod.create()

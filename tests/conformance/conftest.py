@@ -49,7 +49,7 @@ class ProxyStarter:
     def prepare(self, runtime: Path, config: str = CONFIG, *arguments: str) -> ProxyProcess:
         """Makes a daemon that the test starts itself."""
         options = ProxyOptions(
-            str(runtime), config=config, environment=self._environment, arguments=arguments
+            str(runtime), config=config, environment=self._environment, arguments=arguments, is_forked=True
         )
         self._made.append(ProxyProcess(self._new_folder(), options))
         return self._made[-1]
@@ -103,7 +103,9 @@ def proxy(
     session_runtime: FakeRuntime, new_folder: Callable[[], Path], policies: dict[str, str]
 ) -> Iterator[ProxyProcess]:
     """The daemon of all tests that do not end it."""
-    options = ProxyOptions(str(session_runtime.socket_path), config=CONFIG, environment=policies)
+    options = ProxyOptions(
+        str(session_runtime.socket_path), config=CONFIG, environment=policies, is_forked=True
+    )
     with ProxyProcess(new_folder(), options) as running:
         yield running
 
@@ -168,7 +170,8 @@ def scripted_proxy(
     session_scripted: ScriptedServer, new_folder: Callable[[], Path]
 ) -> Iterator[ProxyProcess]:
     """The daemon in front of the scripted server."""
-    with ProxyProcess(new_folder(), ProxyOptions(str(session_scripted.path), config=CONFIG)) as running:
+    options = ProxyOptions(str(session_scripted.path), config=CONFIG, is_forked=True)
+    with ProxyProcess(new_folder(), options) as running:
         yield running
 
 

@@ -30,8 +30,11 @@ class Daemons:
     `environment` is what all of them get; tests may add to it before they start one.
     """
 
-    def __init__(self, folder: Path, runtime: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, runtime: Path, environment: dict[str, str], *, is_forked: bool = True
+    ) -> None:
         self.environment = environment
+        self._is_forked = is_forked
         self._folder = folder
         self._runtime = runtime
         self._numbers = itertools.count(1)
@@ -39,7 +42,9 @@ class Daemons:
 
     def prepare(self, config: str = "", **changes: Any) -> ProxyProcess:
         """Makes a daemon that the test starts itself; `changes` are fields of its options."""
-        options = ProxyOptions(str(self._runtime), config=config, environment=self.environment)
+        options = ProxyOptions(
+            str(self._runtime), config=config, environment=self.environment, is_forked=self._is_forked
+        )
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         self._made.append(ProxyProcess(folder, replace(options, **changes)))
@@ -91,9 +96,16 @@ def installed(socket_folder: Path) -> Mapping[str, str]:
 
 @pytest.fixture
 def daemons(
-    socket_folder: Path, runtime: FakeRuntime, installed: Mapping[str, str], loop: str
+    request: pytest.FixtureRequest,
+    socket_folder: Path,
+    runtime: FakeRuntime,
+    installed: Mapping[str, str],
+    loop: str,
 ) -> Iterator[Daemons]:
-    """Starts daemons and ends them after the test."""
+    """Starts daemons and ends them after the test.
+
+    They begin with their modules loaded, unless the test's module has `IS_FORKED = False`.
+    """
     temporary = socket_folder / "tmp"
     temporary.mkdir()
     environment = {**installed, "KOORD_RUNTIMEPROXY_LOOP": loop, "TMPDIR": str(temporary)}
@@ -101,7 +113,8 @@ def daemons(
     # An empty folder: the fake runtime's node has every CPU.
     environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(temporary)
     environment.update(PATIENT)
-    made = Daemons(socket_folder, runtime.socket_path, environment)
+    is_forked = getattr(request.module, "IS_FORKED", True)
+    made = Daemons(socket_folder, runtime.socket_path, environment, is_forked=is_forked)
     yield made
     made.close()
 

@@ -63,7 +63,7 @@ class Site:
 
     def wait_for(self, made: Pod, name: str, value: str) -> None:
         parent = made.config.linux.cgroup_parent
-        wait_until(lambda: self.files.read(parent, name).split()[0] == value, f"{name} = {value}")
+        wait_until(lambda: self.files.read(parent, name).split()[:1] == [value], f"{name} = {value}")
 
     def fields(self, made: Pod) -> dict[str, api_pb2.ExplainedField]:
         """Those of the pod's container."""

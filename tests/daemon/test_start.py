@@ -36,6 +36,9 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
 """
 """A client that begins as HTTP/2 clients do, and returns the first bytes of the answer."""
 
+IS_FORKED = False
+"""Each start is whole."""
+
 WITHOUT_TEMPORARY = """\
 import os, sys, tempfile
 tempfile.tempdir = "/proc"

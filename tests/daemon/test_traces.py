@@ -80,7 +80,7 @@ def test_a_collector_that_is_away_is_no_matter(daemons: Daemons, socket_folder: 
 
 def test_without_an_endpoint_nothing_of_it_is_imported(daemons: Daemons, socket_folder: Path) -> None:
     path = socket_folder / "modules"
-    daemon = daemons.start()
+    daemon = daemons.start(is_forked=False)
     with CriClient(daemon.socket) as client:
         pod(client, annotations={MODULES_IN: str(path)}).run().create()
         client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)

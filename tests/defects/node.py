@@ -50,7 +50,7 @@ class Node:
         endpoint = f"{options.pop('runtime_prefix', '')}{self.runtime.socket_path}"
         (folder / "proxy").mkdir()
         self.proxy = ProxyProcess(
-            folder / "proxy", ProxyOptions(endpoint, environment=environment, **options)
+            folder / "proxy", ProxyOptions(endpoint, environment=environment, is_forked=True, **options)
         )
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.katalyst.advice import PoolClaim, counted, target_problem
+from runtimeproxy.katalyst.advice import PoolClaim, bounded_advice, target_problem
 from runtimeproxy.katalyst.levels import KatalystQos
 from runtimeproxy.katalyst.pool_operations import configure, initial, ramp_done
 from runtimeproxy.katalyst.pools import (
@@ -42,7 +42,7 @@ def settled(state: PoolState) -> PoolState:
 
 
 def advised(state: PoolState, *claims: PoolClaim) -> PoolState:
-    advice = counted(state, claims).sizes(state)
+    advice = bounded_advice(state, claims).sizes(state)
     return checked(configure(state, state.settings, state.topology, advice))
 
 
@@ -132,7 +132,7 @@ def test_without_its_advisor_a_pool_shares_what_it_does_not_request() -> None:
 
 def test_without_reclaim_advice_changes_nothing_and_says_so() -> None:
     before = settled(running(t16(), facts("web", SHARED, 6)))
-    found = counted(before, [needs("share", 2)])
+    found = bounded_advice(before, [needs("share", 2)])
     assert "need enable_reclaim or overlap" in found.problems[0]
     assert sizes(advised(before, needs("share", 2))) == sizes(before)
 
@@ -162,7 +162,7 @@ def test_claims_are_bounded_by_the_node_and_those_on_pools_that_are_gone_are_lef
         # That of a later owner counts.
         needs("share", 5)._replace(owner="model"),
     ]
-    found = counted(state, claims)
+    found = bounded_advice(state, claims)
     assert found.pools.keys() == {"reclaim", "reclaim-NUMA1", "share"}
     assert found.pools["reclaim"].headroom_millicpu == 14_000
     assert found.pools["reclaim"].reason == "much; and more"
@@ -170,6 +170,32 @@ def test_claims_are_bounded_by_the_node_and_those_on_pools_that_are_gone_are_lef
     assert (found.pools["share"].required_cpus, found.pools["share"].owner) == (5, "model")
     assert len(found.problems) == 2
     assert found.sizes(state) == AdvisedSizes({"share": 5})
+
+
+def test_a_claim_on_a_pods_own_pool_splits_the_pod_off_its_pool() -> None:
+    state = settled(running(t16(**RECLAIM_ON), facts("web", SHARED, 6)))
+    state = settled(running(state, facts("noisy", SHARED, 4)))
+    claims = needs("share", 5), needs("isolation-noisy", 3)
+    after = advised(state, *claims)
+    assert sizes(after) == {"reserve": 2, "share": 5, "isolation-noisy": 3, "reclaim": 6}
+    assert after.pods["noisy"].owner == "isolation-noisy"
+    assert not after.pods["noisy"].cpus & after.pools["share"]
+    assert from_document(json.loads(StateEncoder().text(after)), T16) == after
+    assert sizes(advised(after, needs("share", 5))) == {"reserve": 2, "share": 5, "reclaim": 9}
+    # Without reclaim and overlap sizes have no effect.
+    off = settled(running(t16(), facts("noisy", SHARED, 4)))
+    assert bounded_advice(off, claims).sizes(off) == AdvisedSizes({"share": 5, "isolation-noisy": 3})
+
+
+@pytest.mark.parametrize("uid", ["none", "bound", "batch"])
+def test_only_pods_of_the_pool_can_be_isolated(uid: str) -> None:
+    state = running(t16(**RECLAIM_ON), facts("bound", SNB, 1))
+    state = settled(running(state, facts("batch", RECLAIMED, 2)))
+    expected = f"only pods of shared_cores without NUMA nodes of their own can be isolated, not {uid}"
+    assert target_problem(state, f"isolation-{uid}", PoolField.REQUIRED_CPUS) == expected
+    assert not bounded_advice(state, [needs(f"isolation-{uid}", 2)]).pools
+    overlap = target_problem(state, f"isolation-{uid}", PoolField.OVERLAP_CPUS)
+    assert overlap.startswith("there is no pool isolation-")
 
 
 def test_advice_is_saved_with_the_pools() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.lab import forked
+from tests.lab.forked import ForkedProcess
 from tests.lab.notify_socket import NotifySocket
 from tests.lab.programs import REPOSITORY
 
@@ -28,7 +30,8 @@ class ProxyOptions:
 
     `config` is the text of its TOML file, `hook_servers` are the registration files by name, `wrapper` are
     words before its command, `inherited` are the file descriptors that it gets, `python` is the interpreter;
-    without a `log_level` the configuration's counts.
+    without a `log_level` the configuration's counts. `is_forked`: whether it may begin with its modules
+    loaded, which saves most of its start; see `forked.py`.
     """
 
     runtime_endpoint: str
@@ -41,6 +44,7 @@ class ProxyOptions:
     wrapper: tuple[str, ...] = ()
     inherited: tuple[int, ...] = ()
     python: str = sys.executable
+    is_forked: bool = False
 
 
 class ServiceProcess:
@@ -54,7 +58,12 @@ class ServiceProcess:
     def __init__(self, log_file: Path, notify: Path) -> None:
         self._log_file = log_file
         self._notify = NotifySocket(notify)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it begins with its modules loaded."""
+        return False
 
     @property
     def wrapper(self) -> tuple[str, ...]:
@@ -124,6 +133,9 @@ class ServiceProcess:
     def spawn(self) -> None:
         """Starts it and does not wait."""
         with self._log_file.open("ab") as log:
+            if self.is_forked:
+                self._process = forked.fork(self.command(), self.environment(), log)
+                return
             self._process = subprocess.Popen(
                 [*self.wrapper, *self.command()],
                 cwd=REPOSITORY,
@@ -188,7 +200,7 @@ class ServiceProcess:
             print("\n".join(self.log[-100:]))
         self.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes] | ForkedProcess:
         if self._process is None:
             raise RuntimeError("the process was not started")
         return self._process
@@ -211,6 +223,13 @@ class ProxyProcess(ServiceProcess):
         self.policies_folder = folder / "policies.d"
         self.objects_folder = folder / "node.d"
         self._write_files()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it begins with its modules loaded."""
+        options = self.options
+        is_possible = not options.wrapper and not options.inherited and options.python == sys.executable
+        return options.is_forked and is_possible
 
     @property
     def wrapper(self) -> tuple[str, ...]:
@@ -245,8 +264,11 @@ class ProxyProcess(ServiceProcess):
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs another command of the program, such as `restore`, with the same flags; to its end."""
         program, option, module, *flags = self.command()
+        command = [program, option, module, *words, *flags]
+        if self.is_forked:
+            return forked.run(command, self.environment(), _COMMAND_TIMEOUT_S)
         return subprocess.run(
-            [program, option, module, *words, *flags],
+            command,
             cwd=REPOSITORY,
             env=self.environment(),
             capture_output=True,

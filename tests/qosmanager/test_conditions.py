@@ -13,9 +13,9 @@ from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.conditions import (
     CONDITION_S,
     GAP_S,
+    CheckResult,
     ConditionPlugin,
     ConditionState,
-    LookResult,
     MetThreshold,
     Victim,
     known_request,
@@ -49,8 +49,8 @@ class Programmed(ConditionPlugin[ConditionState]):
         assert isinstance(state.options, Options)
         return state.options.cool_seconds
 
-    def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> LookResult[ConditionState]:
-        return LookResult(state, self.findings, (), self.left_out)
+    def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> CheckResult[ConditionState]:
+        return CheckResult(state, self.findings, (), self.left_out)
 
 
 class Driver:
@@ -95,7 +95,7 @@ def test_a_break_begins_anew(breaks: tuple[int, ...]) -> None:
     assert driver.uids(20, finding("a", hold_s=10)) == ["a"]
 
 
-def test_time_without_a_look_does_not_hold() -> None:
+def test_time_without_a_check_does_not_hold() -> None:
     """The daemon was away: whether the threshold was met meanwhile is not known."""
     driver = Driver()
     driver.at(0, finding("a", hold_s=20))
@@ -222,13 +222,13 @@ def test_no_service_goes_twice_while_others_wait() -> None:
     driver = Driver(Options(most_pods=1, per_seconds=1, same_pod_after_seconds=0))
     pods = [pod_of(f"{service}-{number}") for service in "abc" for number in range(3)]
     gone: list[str] = []
-    for look in range(9):
+    for check in range(9):
         there = [pod for pod in pods if pod.uid not in gone]
         # All of `a` are larger.
         order = nearest_in_turn(
             there, lambda pod: 8.0 if pod.name[0] == "a" else 4.0, 9.0, driver.state.services
         )
-        gone += driver.uids(look * 5.0, MetThreshold("cpu", "", [Victim(pod) for pod in order]))
+        gone += driver.uids(check * 5.0, MetThreshold("cpu", "", [Victim(pod) for pod in order]))
     assert [name[0] for name in gone] == list("abcabcabc")
 
 
@@ -316,6 +316,49 @@ def test_the_configuration_of_the_cluster_names_plugins_of_other_packages_too() 
     ):
         driver.node = Node(eviction=EvictionConfig(dry_run=names))
         assert driver.at(0).is_dry_run is expected
+
+
+def test_pods_of_a_dry_run_stay_and_are_proposed_once() -> None:
+    driver = Driver()
+    pods = tuple(pod_of(name) for name in "abc")
+
+    def check(now_s: float, *findings: MetThreshold) -> list[str]:
+        decision = driver.at(now_s, *findings, pods=pods)
+        results = [EvictionResult(each, EvictionOutcome.DRY_RUN) for each in decision.evictions]
+        driver.state = driver.plugin.on_evictions(results, Snapshot(now_s=now_s, pods=pods), driver.state)
+        return [each.pod_uid for each in decision.evictions]
+
+    assert check(0, finding(*"abc")) == ["a"]
+    # Its service was not hit, and what was measured before is as true as it was.
+    assert driver.state.services == {}
+    again = finding(*"abc", measured_s=-5.0)
+    assert check(5, again) == []
+    expected = "cpu: 10 of 5: pods to evict: 1, 1 of them proposed before in dry-run"
+    assert driver.at(10, again, pods=pods).explanation == expected
+    assert check(15, finding(*"abc", most=2)) == ["b"]
+    assert check(300, finding(*"abc")) == ["a"]
+
+
+def test_after_a_dry_run_all_pods_may_go() -> None:
+    driver = Driver()
+    driver.node = Node(eviction=EvictionConfig(dry_run=("programmed",)))
+    decision = driver.at(0, finding("a"))
+    results = [EvictionResult(each, EvictionOutcome.DRY_RUN) for each in decision.evictions]
+    driver.state = driver.plugin.on_evictions(results, Snapshot(now_s=0), driver.state)
+    assert driver.uids(5, finding("a")) == []
+    driver.node = Node()
+    assert driver.uids(10, finding("a")) == ["a"]
+    assert driver.uids(15, finding("a")) == []
+
+
+def test_a_pod_that_a_dry_run_has_proposed_is_the_one_of_its_check() -> None:
+    driver = Driver()
+    driver.plugin.is_one_in_a_check = True  # type: ignore[misc]  # of the class elsewhere
+    decision = driver.at(0, finding("a"))
+    results = [EvictionResult(each, EvictionOutcome.DRY_RUN) for each in decision.evictions]
+    driver.state = driver.plugin.on_evictions(results, Snapshot(now_s=0), driver.state)
+    other = finding("b")._replace(scope="memory")
+    assert "memory: 10 of 5: waits for the pod that goes" in driver.at(5, finding("a"), other).explanation
 
 
 def test_the_grace_period_is_an_option() -> None:

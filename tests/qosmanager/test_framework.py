@@ -169,6 +169,15 @@ async def test_other_options_begin_with_a_new_state(running: Running) -> None:
     assert not running.runner.has_state
 
 
+async def test_a_plugin_begins_anew_after_a_dry_run(running: Running) -> None:
+    running.runner.configure(Mode.DRY_RUN, {"CPUBurst": True}, None)
+    await running.run()
+    running.runner.configure(Mode.DRY_RUN, {"CPUBurst": True}, None)
+    assert running.runner.has_state
+    running.runner.configure(Mode.ENFORCE, {"CPUBurst": True}, None)
+    assert not running.runner.has_state
+
+
 def raises(error: BaseException) -> Callable[[int], Any]:
     def run(_: int) -> Any:
         raise error

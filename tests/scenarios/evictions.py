@@ -27,7 +27,7 @@ from tests.scenarios.scenarios import Scenario
 GIB: Final = 1 << 30
 SHARED: Final = "shared_cores"
 STEP_S: Final = 5.0
-"""As often as the plugins look."""
+"""As often as the plugins check."""
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def module_runtime(module_folder: Path) -> Iterator[FakeRuntime]:
 
 @pytest.fixture(scope="module")
 def module_daemon(module_folder: Path, module_runtime: FakeRuntime) -> Iterator[ProxyProcess]:
-    options = ProxyOptions(str(module_runtime.socket_path), config=PATIENT)
+    options = ProxyOptions(str(module_runtime.socket_path), config=PATIENT, is_forked=True)
     with ProxyProcess(module_folder, options) as running:
         yield running
 

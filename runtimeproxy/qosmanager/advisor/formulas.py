@@ -41,14 +41,12 @@ def required_cpus(cores: float, most: int) -> int:
 
 
 class Limits(NamedTuple):
-    """How fast a regulated number may change."""
+    """How fast a requirement may fall; it rises at once."""
 
-    rise: int
-    """At most so much in one step up; 0: at once."""
     fall: int
     """At most so much in one step down; 0: at once."""
     hold_s: float
-    """The time between two steps in the direction that is held, for which the target has to stay there."""
+    """The time between two steps, for which the need has to stay below."""
 
 
 class PoolNeed(NamedTuple):
@@ -67,7 +65,7 @@ def regulated_requirement(
 ) -> PoolNeed:
     """Return the next requirement of a pool, from 1 to `most` CPUs.
 
-    It rises by `rise` as soon as the pool needs more, and falls by `fall` after `hold_s` in which the pool
+    It rises as soon as the pool needs more, and falls by `fall` after `hold_s` in which the pool
     needed less all the time.
 
     Args:
@@ -82,8 +80,7 @@ def regulated_requirement(
         return PoolNeed(wanted, now_s, 0.0)
     size = min(before.size, max(1, most))
     if wanted > size:
-        step = limits.rise or wanted - size
-        return PoolNeed(min(wanted, size + step), now_s, 0.0)
+        return PoolNeed(wanted, now_s, 0.0)
     peak = max(before.peak, cores)
     if now_s - before.since_s < limits.hold_s:
         return PoolNeed(size, before.since_s, peak)

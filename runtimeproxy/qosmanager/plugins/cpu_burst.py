@@ -329,9 +329,8 @@ def share_pool(snapshot: Snapshot) -> SharePool:
         if pod.qos in (QoSClass.LSE, QoSClass.LSR):
             bound += sum(each.requests.get("cpu", 0) for each in pod.containers)
         if pod.qos in (QoSClass.LSE, QoSClass.LSR, QoSClass.BE):
-            used = snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, WINDOW_S)
-            average -= used.avg if used is not None else 0.0
-            last -= used.last if used is not None else 0.0
+            average -= snapshot.metrics.mean(pod.cgroup, Metric.CPU_USAGE, WINDOW_S) or 0.0
+            last -= snapshot.metrics.last(pod.cgroup, Metric.CPU_USAGE, WINDOW_S) or 0.0
     total = len(node.cpus) - bound / 1_000
     state = pool_state(pool_ratio(total, average), threshold)
     return SharePool(state, max(total, 0.0), max(average, last), average, threshold)

@@ -263,11 +263,11 @@ class _Advising:
             before = self.state.required.get(name)
             held = self.state.held.get((name, PoolField.REQUIRED_CPUS))
             if before is None:
-                # One look is no reason to take CPUs from a pool: it falls from what it has, by steps.
+                # One moment is no reason to take CPUs from a pool: it falls from what it has, by steps.
                 size = held if held is not None else len(self._pools.pools[name])
                 before = PoolNeed(min(size, pool.most), self._now_s, pool.cores)
             fall = max(1, before.size * self._options.fall_percent // 100)
-            limits = Limits(0, fall, self._options.hold_s)
+            limits = Limits(fall, self._options.hold_s)
             after = regulated_requirement(before, pool.cores, pool.most, self._now_s, limits)
             found[name] = after, pool
         # Of other pools there is nothing to remember.
@@ -284,14 +284,14 @@ class _Advising:
             is_known = is_known and None not in requests
             request = sum(each or 0 for each in requests)
             requested += request
-            window = self._snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, length_s)
-            if window is None:
+            used = self._snapshot.metrics.mean(pod.cgroup, Metric.CPU_USAGE, length_s)
+            if used is None:
                 missing += 1
                 usage += request / 1_000
                 load += request / 1_000
                 continue
-            usage += window.avg
-            load += _load_or_usage(self._snapshot, pod.cgroup, length_s) or window.avg
+            usage += used
+            load += _load_or_usage(self._snapshot, pod.cgroup, length_s, used) or used
         most = self._available(name)
         if is_known and requested and not self._options.beyond_requests:
             most = min(most, -(-requested // 1_000))
@@ -458,17 +458,13 @@ def _headroom_claim(pool: str, name: PoolField, amount: int, reason: str) -> Cla
     return Claim(Target(Level.POOL, pool), name, Role.SET, amount, reason=reason)
 
 
-def _load_or_usage(snapshot: Snapshot, cgroup: str, length_s: float) -> float | None:
-    """Return how many tasks of a cgroup run or wait, the mean of the last `length_s`; None: no samples.
+def _load_or_usage(snapshot: Snapshot, cgroup: str, length_s: float, usage: float) -> float:
+    """Return how many tasks of a cgroup with this usage run or wait, the mean of the last `length_s`.
 
     The load where a source of samples has it. The kernel has none of a cgroup: then it is the usage in cores
     and the share of time under CPU pressure (PSI), in which at least one task waits.
     """
-    load = snapshot.metrics.window(cgroup, Metric.CPU_LOAD, length_s)
+    load = snapshot.metrics.mean(cgroup, Metric.CPU_LOAD, length_s)
     if load is not None:
-        return load.avg
-    usage = snapshot.metrics.window(cgroup, Metric.CPU_USAGE, length_s)
-    if usage is None:
-        return None
-    pressure = snapshot.metrics.window(cgroup, Metric.CPU_PRESSURE, length_s)
-    return usage.avg + (pressure.avg if pressure is not None else 0.0)
+        return load
+    return usage + (snapshot.metrics.mean(cgroup, Metric.CPU_PRESSURE, length_s) or 0.0)

@@ -18,9 +18,9 @@ from runtimeproxy.config.settings import Within
 from runtimeproxy.katalyst.names import QosLevel, is_shared_pool
 from runtimeproxy.qosmanager.conditions import (
     FRESH_S,
+    CheckResult,
     ConditionPlugin,
     ConditionState,
-    LookResult,
     MetThreshold,
     Setting,
     Victim,
@@ -31,7 +31,8 @@ from runtimeproxy.qosmanager.conditions import (
 )
 from runtimeproxy.qosmanager.eviction import Allowance, EvictOptions
 from runtimeproxy.qosmanager.plugin import Need
-from runtimeproxy.qosmanager.snapshot import Level, Metric, Pod, Snapshot
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Pod, Snapshot
+from runtimeproxy.units import format_cpu_list
 
 LOAD_S: Final = 60.0
 """A load is a mean over so long, as the kernel's load of one minute."""
@@ -44,7 +45,7 @@ class LoadOptions(EvictOptions):
     upper_ratio: Annotated[float, Within(1, 1_000)] = 1.8
     """Load above so many times the CPUs of the pool evicts."""
     lower_ratio: Annotated[float, Within(0, 1_000)] = 1.0
-    """Load above so many times is a condition."""
+    """Load above so many times is a condition; at most `upper_ratio`."""
     met_percent: Annotated[float, Within(1, 100)] = 80.0
     """How many of the last loads have to be above."""
     ring_size: Annotated[int, Within(1, 1_000)] = 10
@@ -93,6 +94,7 @@ class KatalystCpuLoad(ConditionPlugin[LoadState]):
             ("load_eviction_cool_down_time", from_duration("cool_seconds")),
         )
     }
+    soft_options: ClassVar[Mapping[str, str]] = {"lower_ratio": "upper_ratio"}
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need(Level.NODE, Metric.CPU_RUNNABLE, LOAD_S),
@@ -107,18 +109,23 @@ class KatalystCpuLoad(ConditionPlugin[LoadState]):
     def cool_s(self, state: LoadState) -> float:
         return _options(state).cool_seconds
 
-    def find(self, snapshot: Snapshot, state: LoadState, free: Allowance) -> LookResult[LoadState]:
+    def find(self, snapshot: Snapshot, state: LoadState, free: Allowance) -> CheckResult[LoadState]:
         options, pools = _options(state), snapshot.node.cpu_pools
         if pools is None:
-            return LookResult(self.begun_anew(state), (), ("the policy katalyst-pools is off",))
+            return CheckResult(self.begun_anew(state), (), ("the policy katalyst-pools is off",))
         shared = {name: cpus for name, cpus in sorted(pools.pools.items()) if is_shared_pool(name) and cpus}
         members = {name: _members(snapshot, name) for name in shared}
         loads = {name: load_of(snapshot, members[name], cpus) for name, cpus in shared.items()}
-        unknown = [name for name, load in loads.items() if load is None]
-        notes = [f"the load of {', '.join(unknown)} is not known: {_NO_LOAD}"] if unknown else []
-        known = {
-            name: PoolLoad(load / len(shared[name]), load) for name, load in loads.items() if load is not None
-        }
+        unknown: dict[str, list[str]] = {}
+        known: dict[str, PoolLoad] = {}
+        for name, load in loads.items():
+            if isinstance(load, str):
+                unknown.setdefault(load, []).append(name)
+            else:
+                known[name] = PoolLoad(load / len(shared[name]), load)
+        notes = [
+            f"the load of {', '.join(names)} is not known: {reason}" for reason, names in unknown.items()
+        ]
         is_due = state.sampled_s is None or snapshot.now_s - state.sampled_s >= options.sample_seconds - 0.5
         # A pool whose load is not known any more begins anew.
         rings = {name: state.rings.get(name, ()) for name in known}
@@ -127,7 +134,7 @@ class KatalystCpuLoad(ConditionPlugin[LoadState]):
             state = replace(state, sampled_s=snapshot.now_s)
         findings = list(self._findings(snapshot, options, rings, members, state, free))
         notes += (f"{name}: load {load:.1f} of {len(shared[name])} CPUs" for name, (_, load) in known.items())
-        return LookResult(replace(state, rings=rings), findings, notes)
+        return CheckResult(replace(state, rings=rings), findings, notes)
 
     def _findings(
         self,
@@ -172,11 +179,6 @@ class KatalystCpuLoad(ConditionPlugin[LoadState]):
             yield MetThreshold(scope, arithmetic, victims)
 
 
-_NO_LOAD: Final = (
-    "there are no fresh samples, the kernel has no /proc/schedstat (CONFIG_SCHEDSTATS), or no source tells"
-)
-
-
 def _options(state: LoadState) -> LoadOptions:
     assert isinstance(state.options, LoadOptions)  # noqa: S101 - see `options_type`
     return state.options
@@ -193,16 +195,18 @@ def _members(snapshot: Snapshot, pool: str) -> list[Pod]:
     ]
 
 
-def load_of(snapshot: Snapshot, members: Sequence[Pod], cpus: frozenset[int]) -> float | None:
-    """Return the load of a pool, in tasks; None: not known, or only from samples that are too old."""
+def load_of(snapshot: Snapshot, members: Sequence[Pod], cpus: frozenset[int]) -> float | str:
+    """Return the load of a pool, in tasks, or why it is not known: there are no samples, or too old ones."""
     metrics = snapshot.metrics
     of_pods = [fresh_value(snapshot, pod.cgroup, Metric.CPU_LOAD) for pod in members]
     if of_pods and None not in of_pods:
         return sum(load for load in of_pods if load is not None)
     if not metrics.cpu_windows(FRESH_S):
-        return None
+        return metrics.missing_reason(NODE_CGROUP, Metric.CPU_RUNNABLE)
     by_cpu = metrics.cpu_windows(LOAD_S)
-    return sum(by_cpu[cpu].avg for cpu in cpus) if cpus <= by_cpu.keys() else None
+    if missing := cpus - by_cpu.keys():
+        return f"/proc/schedstat has no CPU {format_cpu_list(missing)}"
+    return sum(by_cpu[cpu].avg for cpu in cpus)
 
 
 def pod_load(snapshot: Snapshot, pod: Pod) -> float | None:
@@ -210,5 +214,4 @@ def pod_load(snapshot: Snapshot, pod: Pod) -> float | None:
     load = fresh_value(snapshot, pod.cgroup, Metric.CPU_LOAD)
     if load is not None or fresh_value(snapshot, pod.cgroup, Metric.CPU_USAGE) is None:
         return load
-    window = snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, LOAD_S)
-    return None if window is None else window.avg
+    return snapshot.metrics.mean(pod.cgroup, Metric.CPU_USAGE, LOAD_S)

@@ -16,9 +16,9 @@ from runtimeproxy.config.settings import Within
 from runtimeproxy.katalyst.names import RECLAIM, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.conditions import (
     UNKNOWN_REQUEST,
+    CheckResult,
     ConditionPlugin,
     ConditionState,
-    LookResult,
     MetThreshold,
     Setting,
     Victim,
@@ -83,7 +83,7 @@ def suppressed(
     Args:
         pods: All of `reclaimed_cores`.
         supply_millicpu: What there is for them, above 0.
-        since_s: Of the look before.
+        since_s: Of the check before.
         now_s: The present.
         hold_s: How long the rate has to be above a pod's tolerance; it has to be longer.
         going: Those that terminate: their requests are free already.
@@ -145,12 +145,12 @@ class KatalystCpuSuppression(ConditionPlugin[SuppressionState]):
 
     def find(
         self, snapshot: Snapshot, state: SuppressionState, free: Allowance
-    ) -> LookResult[SuppressionState]:
+    ) -> CheckResult[SuppressionState]:
         options = state.options
         assert isinstance(options, SuppressionOptions)  # noqa: S101 - see `options_type`
         supply = supply_of(snapshot)
         if isinstance(supply, str):
-            return LookResult(replace(state, suppressed_s={}), (), (supply,))
+            return CheckResult(replace(state, suppressed_s={}), (), (supply,))
         there = reclaimed_pods(snapshot.pods)
         requests, unknown = requests_by_pod(there, RECLAIMED_MILLICPU)
         left_out = {f"its {RECLAIMED_MILLICPU} is not known: {UNKNOWN_REQUEST}": unknown} if unknown else {}
@@ -175,14 +175,14 @@ class KatalystCpuSuppression(ConditionPlugin[SuppressionState]):
         )
         state = replace(state, suppressed_s=result.since_s)
         if not result.since_s:
-            return LookResult(state, (), (figures,), left_out)
+            return CheckResult(state, (), (figures,), left_out)
         longest_s = snapshot.now_s - min(result.since_s.values())
         if not result.victims:
             waiting = (
                 f"{figures}: above what {len(result.since_s)} pods tolerate, for {longest_s:.0f} s of "
                 f"{options.hold_seconds:.0f} s"
             )
-            return LookResult(state, (), (waiting,), left_out)
+            return CheckResult(state, (), (waiting,), left_out)
         tolerances = {pod.uid: pod.tolerance_rate for pod in pods}
         victims = [
             Victim(
@@ -192,7 +192,7 @@ class KatalystCpuSuppression(ConditionPlugin[SuppressionState]):
             )
             for uid, rate in result.victims.items()
         ]
-        return LookResult(
+        return CheckResult(
             state, (MetThreshold("CPU suppression", figures, victims, most=len(victims)),), (), left_out
         )
 

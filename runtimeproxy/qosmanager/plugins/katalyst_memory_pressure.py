@@ -19,9 +19,10 @@ from runtimeproxy.config.settings import Within
 from runtimeproxy.katalyst.names import QosLevel
 from runtimeproxy.qosmanager.conditions import (
     FRESH_S,
+    SYNC_S,
+    CheckResult,
     ConditionPlugin,
     ConditionState,
-    LookResult,
     MetThreshold,
     Setting,
     Victim,
@@ -44,14 +45,14 @@ class MemoryPressureOptions(EvictOptions):
     """`[plugins.katalyst-memory-pressure.options]`."""
 
     system: bool = True
-    """Whether the whole node is looked at."""
+    """Whether the whole node is checked."""
     numa: bool = True
     """Whether each NUMA node is."""
     least_free_bytes: Annotated[int, Within(0, 1 << 50)] = 0
     """The watermark of the node is at least so much."""
     numa_times: Annotated[int, Within(1, 1_000)] = 4
-    """Measurements in a row, at most one in a look, at which a NUMA node has to be below its watermark before
-    any pod goes."""
+    """Measurements in a row, at most one in a check, at which a NUMA node has to be below its watermark
+    before any pod goes."""
     numa_least_share: Annotated[float, Within(0, 1)] = 0.001
     """A pod that uses less of a NUMA node's memory stays. Source: katalyst-core,
     DefaultNumaVictimMinimumUtilizationThreshold."""
@@ -81,7 +82,7 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
     name: ClassVar[str] = "katalyst-memory-pressure"
     options_type: ClassVar[type[Any] | None] = MemoryPressureOptions
     state_type = MemoryPressureState
-    is_one_in_a_look: ClassVar[bool] = True
+    is_one_in_a_check: ClassVar[bool] = True
     settings: ClassVar[Mapping[str, Setting]] = {
         f"memory_pressure_eviction_config.{name}": Setting(option)
         for name, option in (
@@ -107,7 +108,8 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
                 )
             ),
             Need(Level.POD, Metric.MEMORY_USAGE, FRESH_S),
-            Need(Level.POD, Metric.MEMORY_NUMA, FRESH_S),
+            # It orders pods only, and the files are long.
+            Need(Level.POD, Metric.MEMORY_NUMA, FRESH_S, every_s=SYNC_S),
         }
     )
 
@@ -116,19 +118,19 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
 
     def find(
         self, snapshot: Snapshot, state: MemoryPressureState, free: Allowance
-    ) -> LookResult[MemoryPressureState]:
+    ) -> CheckResult[MemoryPressureState]:
         options = state.options
         assert isinstance(options, MemoryPressureOptions)  # noqa: S101 - see `options_type`
         findings: list[MetThreshold] = []
         notes: list[str] = []
         if options.system:
-            self._look_at_node(snapshot, options, state, free, findings, notes)
+            self._check_node(snapshot, options, state, free, findings, notes)
         state = replace(state, below=state.below if options.numa else {})
         if options.numa:
-            state = self._look_at_numa_nodes(snapshot, options, state, free, findings, notes)
-        return LookResult(state, findings, notes)
+            state = self._check_numa_nodes(snapshot, options, state, free, findings, notes)
+        return CheckResult(state, findings, notes)
 
-    def _look_at_node(
+    def _check_node(
         self,
         snapshot: Snapshot,
         options: MemoryPressureOptions,
@@ -182,7 +184,7 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
                 )
             )
 
-    def _look_at_numa_nodes(
+    def _check_numa_nodes(
         self,
         snapshot: Snapshot,
         options: MemoryPressureOptions,
@@ -193,7 +195,7 @@ class KatalystMemoryPressure(ConditionPlugin[MemoryPressureState]):
     ) -> MemoryPressureState:
         """Adds findings and notes; counts how often each NUMA node was below its watermark.
 
-        One measurement counts once, in however many looks it is the last one.
+        One measurement counts once, in however many checks it is the last one.
         """
         metrics, totals = snapshot.metrics, snapshot.node.memory_bytes
         scale = fresh_value(snapshot, NODE_CGROUP, Metric.WATERMARK_SCALE)

@@ -16,9 +16,9 @@ from runtimeproxy.katalyst.eviction_config import EvictionConfig
 from runtimeproxy.katalyst.names import RECLAIM, RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.conditions import (
     UNKNOWN_REQUEST,
+    CheckResult,
     ConditionPlugin,
     ConditionState,
-    LookResult,
     MetThreshold,
     Setting,
     Victim,
@@ -40,6 +40,7 @@ class ReclaimedOptions(EvictOptions):
     """Of what is allocatable."""
     memory_threshold: Annotated[float, Within(0, 1_000)] = 5.0
     cpu_soft_threshold: Annotated[float, Within(0, 1_000)] = 1.5
+    """At most `cpu_threshold`; so is that of memory."""
     memory_soft_threshold: Annotated[float, Within(0, 1_000)] = 1.2
     hold_seconds: Annotated[float, Within(0, 86_400)] = 60.0
     """How long requests have to be above the threshold."""
@@ -75,6 +76,9 @@ class KatalystReclaimedPressure(ConditionPlugin[ConditionState]):
     name: ClassVar[str] = "katalyst-reclaimed-pressure"
     options_type: ClassVar[type[Any] | None] = ReclaimedOptions
     state_type = ConditionState
+    soft_options: ClassVar[Mapping[str, str]] = {
+        f"{resource}_soft_threshold": f"{resource}_threshold" for resource in ("cpu", "memory")
+    }
     settings: ClassVar[Mapping[str, Setting]] = {
         "reclaimed_resources_eviction_config.threshold_met_tolerance_duration": Setting(
             "hold_seconds", float
@@ -90,7 +94,7 @@ class KatalystReclaimedPressure(ConditionPlugin[ConditionState]):
                     found[f"{name}{infix}_threshold"] = thresholds[resource]
         return found
 
-    def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> LookResult[ConditionState]:
+    def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> CheckResult[ConditionState]:
         options = state.options
         assert isinstance(options, ReclaimedOptions)  # noqa: S101 - see `options_type`
         pods = reclaimed_pods(snapshot.pods)
@@ -123,7 +127,7 @@ class KatalystReclaimedPressure(ConditionPlugin[ConditionState]):
                 findings.append(MetThreshold(short, f"{figures}, above {soft:g} times", is_hard=False))
             else:
                 notes.append(f"{short}: {figures}")
-        return LookResult(state, findings, notes, left_out)
+        return CheckResult(state, findings, notes, left_out)
 
 
 def text_of(resource: str, amount: int) -> str:

@@ -163,11 +163,11 @@ class KatalystReporter(Plugin[ReporterState]):
         if options.folder and not Path(options.folder).is_absolute():
             problems.append(("folder", "is not an absolute path"))
         names = {each.name for each in BUILT_IN}
-        problems += [
-            ("reporters", f"{name!r} is the name of a built-in one")
-            for name in options.reporters
-            if name in names
-        ]
+        for name, reference in sorted(options.reporters.items()):
+            if name in names:
+                problems.append((f"reporters.{name}", "is the name of a built-in one"))
+            elif isinstance(made := _imported(reference), str):
+                problems.append((f"reporters.{name}", made))
         return problems
 
     def setup(self, context: PluginContext) -> ReporterState:
@@ -176,7 +176,11 @@ class KatalystReporter(Plugin[ReporterState]):
             each.close()
         made = (make() for make in self._built_in)
         self._called = [_Called(each.name, each, is_own=True) for each in made]
-        self._called += [_imported(*each) for each in sorted(self._options.reporters.items())]
+        self._called += [
+            _Called(name, None, problem=made) if isinstance(made, str) else _Called(name, made)
+            for name, reference in sorted(self._options.reporters.items())
+            for made in (_imported(reference),)
+        ]
         return ReporterState()
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
@@ -237,14 +241,13 @@ class KatalystReporter(Plugin[ReporterState]):
         return []
 
 
-def _imported(name: str, reference: str) -> _Called:
+def _imported(reference: str) -> FieldReporter | str:
+    """Makes a reporter of another package; a text says why there is none."""
     try:
         made = pkgutil.resolve_name(reference)()
-        if not isinstance(made, FieldReporter):
-            return _Called(name, None, problem=f"{reference} is not a FieldReporter")
     except Exception as error:  # noqa: BLE001 - code of others
-        return _Called(name, None, problem=f"{reference} cannot be made: {described(error)}")
-    return _Called(name, made)
+        return f"{reference} cannot be made: {described(error)}"
+    return made if isinstance(made, FieldReporter) else f"{reference} is not a FieldReporter"
 
 
 def _summary(amounts: NodeAmounts) -> str:

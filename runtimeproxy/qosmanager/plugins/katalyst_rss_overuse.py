@@ -14,9 +14,9 @@ from runtimeproxy.config.settings import Within
 from runtimeproxy.qosmanager.conditions import (
     FRESH_S,
     UNKNOWN_REQUEST,
+    CheckResult,
     ConditionPlugin,
     ConditionState,
-    LookResult,
     MetThreshold,
     Setting,
     Victim,
@@ -66,7 +66,7 @@ class KatalystRssOveruse(ConditionPlugin[ConditionState]):
     }
     needs: ClassVar[frozenset[Need]] = frozenset({Need(Level.POD, Metric.MEMORY_USAGE, FRESH_S)})
 
-    def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> LookResult[ConditionState]:
+    def find(self, snapshot: Snapshot, state: ConditionState, free: Allowance) -> CheckResult[ConditionState]:
         options = state.options
         assert isinstance(options, RssOptions)  # noqa: S101 - see `options_type`
         victims: list[tuple[float, Victim]] = []
@@ -89,8 +89,8 @@ class KatalystRssOveruse(ConditionPlugin[ConditionState]):
                 victims.append((rss / request, Victim(pod, text)))
         victims.sort(key=lambda each: (-each[0], each[1].pod.uid))
         if not victims:
-            return LookResult(state, (), (), skipped)
+            return CheckResult(state, (), (), skipped)
         arithmetic = f"pods above their threshold: {len(victims)}"
         pods = [victim for _, victim in victims]
         finding = MetThreshold("RSS", arithmetic, pods, most=len(pods))
-        return LookResult(state, (finding,), (), skipped)
+        return CheckResult(state, (finding,), (), skipped)

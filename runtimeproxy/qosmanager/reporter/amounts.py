@@ -193,8 +193,8 @@ class _PodShare(NamedTuple):
 
     def usage(self, snapshot: Snapshot, metric: Metric) -> float:
         """0 without samples: what it uses is the system's then."""
-        window = snapshot.metrics.window(self.pod.cgroup, metric, WINDOW_S) if self.pod.cgroup else None
-        return 0.0 if window is None else max(window.avg, 0.0)
+        used = snapshot.metrics.mean(self.pod.cgroup, metric, WINDOW_S) if self.pod.cgroup else None
+        return max(used or 0.0, 0.0)
 
 
 def is_reclaimed(pod: Pod, member: PoolMember | None) -> bool:

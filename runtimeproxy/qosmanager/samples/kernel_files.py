@@ -43,6 +43,8 @@ class FileGroup:
     """Growth of the counters and the seconds that it took, to samples. Raises ImplausibleError."""
     is_on_demand: bool = False
     """Whether it is read only while a plugin needs it: some kernels lack it, or it is large."""
+    kernel_option: str = ""
+    """The option that a kernel is built with to have the files; empty: it has them, or that is not told."""
 
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -78,6 +80,7 @@ def _in_order(*keys: str) -> re.Pattern[bytes]:
 
 _CPU_STAT: Final = _in_order("nr_periods", "nr_throttled")
 _USAGE_US: Final = _in_order("usage_usec")
+_CPU_STAT_V2: Final = _in_order("usage_usec", "nr_periods", "nr_throttled")
 _MEMORY_STAT_V1: Final = _in_order(
     "total_inactive_anon", "total_active_anon", "total_inactive_file", "total_unevictable"
 )
@@ -103,6 +106,9 @@ def decode_cpu_stat_v1(contents: Sequence[bytes]) -> Numbers:
 
 def decode_cpu_stat_v2(contents: Sequence[bytes]) -> Numbers:
     """cpu.stat of version 2: usage_usec and, where the controller is on, nr_periods and nr_throttled."""
+    # One search where all are there, as in each pod's and container's file.
+    if (found := _CPU_STAT_V2.search(contents[0], 0, _LONGEST_STAT)) is not None:
+        return tuple(map(int, found.groups()))
     usage = _numbers(_USAGE_US, contents[0])
     return usage + _numbers(_CPU_STAT, contents[0]) if b"nr_periods" in contents[0] else usage
 
@@ -131,11 +137,16 @@ def decode_numa_stat_v1(contents: Sequence[bytes]) -> Numbers:
 
 def decode_numa_stat_v2(contents: Sequence[bytes]) -> Numbers:
     """memory.numa_stat of version 2: anonymous and file pages of each NUMA node, in bytes."""
-    lines = {fields[0]: fields[1:] for line in contents[0].split(b"\n") if (fields := line.split())}
-    if not {b"anon", b"file"} <= lines.keys():
-        raise ValueError("memory.numa_stat has no anon or file")
-    pairs = zip(_by_numa_node(lines[b"anon"]), _by_numa_node(lines[b"file"]), strict=True)
-    return tuple(anon + file for anon, file in pairs)
+    # Two lines of forty.
+    anon, file = (_by_numa_node(_line_of(contents[0], key).split()) for key in (b"anon ", b"file "))
+    return tuple(of_anon + of_file for of_anon, of_file in zip(anon, file, strict=True))
+
+
+def _line_of(content: bytes, key: bytes) -> bytes:
+    """What follows a key at the beginning of a line."""
+    start = len(key) if content.startswith(key) else content.index(b"\n" + key) + 1 + len(key)
+    end = content.find(b"\n", start)
+    return content[start:] if end < 0 else content[start:end]
 
 
 def _by_numa_node(fields: Sequence[bytes]) -> list[int]:
@@ -387,6 +398,7 @@ def node_sources(numa_nodes: Sequence[int]) -> tuple[FileGroup, ...]:
             decode_schedstat,
             rate=_rate_of_runnable,
             is_on_demand=True,
+            kernel_option="CONFIG_SCHEDSTATS",
         ),
         *_pressures(lambda file: ("procfs", f"pressure/{file.removesuffix('.pressure')}")),
         *((of_numa,) if numa_nodes else ()),

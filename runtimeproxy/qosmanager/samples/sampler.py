@@ -1,9 +1,9 @@
 """Samples the node and its cgroups once a second, and answers with windows of them.
 
-What a plugin needs is read in each pass. All else is read every tenth pass, a tenth of the cgroups in each,
-so that no pass is much longer than the others. Counters become rates over the time that really passed
-between two reads of the same file. Where Malachite is used, its values take the place of reads while they
-are fresh.
+What a plugin needs is read in each pass, or as often as the plugin says. All else is read every 30 passes, a
+thirtieth of the cgroups in each, so that no pass is much longer than the others. Counters become rates over
+the time that really passed between two reads of the same file. Where Malachite is used, its values take the
+place of reads while they are fresh.
 """
 
 from __future__ import annotations
@@ -31,17 +31,26 @@ from runtimeproxy.qosmanager.samples.kernel_files import (
 )
 from runtimeproxy.qosmanager.samples.reader import FileReading, Loss, PassReader, SourceFiles
 from runtimeproxy.qosmanager.samples.waits import Delay, RunDelays, pressure_problem, process_folder
-from runtimeproxy.qosmanager.samples.windows import Ring, summarize
-from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Measured, Metric, Window
+from runtimeproxy.qosmanager.samples.windows import Ring, mean_of, summarize
+from runtimeproxy.qosmanager.snapshot import (
+    NO_FRESH_SAMPLE,
+    NODE_CGROUP,
+    Level,
+    Measured,
+    Metric,
+    Window,
+)
 from runtimeproxy.vocabulary import MetricsSource
 
 if TYPE_CHECKING:
     from runtimeproxy.qosmanager.samples.malachite import MalachiteSource
 
-REST_PASSES: Final = 10
+REST_PASSES: Final = 30
 """Metrics that no plugin needs are read once in so many passes."""
 REST_WINDOW_S: Final = 300.0
 """How long samples that no plugin needs are kept."""
+_PERIODS: Final = [each for each in range(REST_PASSES, 0, -1) if REST_PASSES % each == 0]
+"""In passes: how often a series can be read."""
 _REST_SAMPLES: Final = int(REST_WINDOW_S / REST_PASSES) + 2
 LONGEST_WINDOW_S: Final = 3_600.0
 """Windows are cut to this: the memory is bounded whatever a plugin asks for."""
@@ -73,8 +82,8 @@ class _Series:
     """One source of one cgroup: its files, its counters of before, and its samples."""
 
     __slots__ = (
-        *("at_s", "capacity", "cgroup", "failures", "files", "is_fresh", "measured_s", "most", "numbers"),
-        *("resume_at", "ring", "turns"),
+        *("at_s", "capacity", "cgroup", "failures", "files", "is_fresh", "loss", "measured_s", "most"),
+        *("numbers", "resume_at", "ring", "turns"),
     )
 
     def __init__(self, cgroup: str, source: FileGroup, folders: Sequence[str], most: float) -> None:
@@ -96,6 +105,8 @@ class _Series:
         """When what the last sample says was measured."""
         self.failures = 0
         """Since the last reading."""
+        self.loss: Loss | None = None
+        """Why the last pass has no sample of it; None: it has one, or the first reading of counters."""
         self.resume_at = 0
         """The pass from which on it is read again after failures."""
 
@@ -113,6 +124,7 @@ class _Series:
             return False
         # The next rate of the files counts from their next read.
         self.numbers = None
+        self.loss = None
         self.measured_s = measured_s
         ring.append(at_s, values[: ring.columns])
         return True
@@ -168,6 +180,7 @@ class Sampler:
         self._levels: dict[str, Level] = {}
         self._needs: frozenset[Need] = frozenset()
         self._windows_s: dict[tuple[Level, Metric], float] = {}
+        self._every_s: dict[tuple[Level, Metric], float] = {}
         self._series: dict[str, list[_Series]] = {}
         self._turns: list[list[_Series]] = [[] for _ in range(REST_PASSES)]
         """The series to read, by the turn of the pass."""
@@ -201,6 +214,7 @@ class Sampler:
                 self._append_delay(delay)
             for series, reading in zip(due, readings, strict=True):
                 loss, made = self._store(series, reading)
+                series.loss = loss
                 samples += made
                 if loss is not None:
                     losses[loss] += 1
@@ -243,13 +257,20 @@ class Sampler:
 
     def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
         """The samples of the last `length_s` seconds; None: there are none, or the cgroup is not a target."""
+        return summarize(self._values(cgroup, metric, length_s))
+
+    def mean(self, cgroup: str, metric: Metric, length_s: float) -> float | None:
+        # Without the sorting that a window needs.
+        values = self._values(cgroup, metric, length_s)
+        return mean_of(values) if values else None
+
+    def _values(self, cgroup: str, metric: Metric, length_s: float) -> Sequence[float]:
         with self._lock:
             found = self._find(cgroup, metric)
             if found is None:
-                return None
+                return ()
             ring, column = found
-            values = ring.values_after(self._reader.clock() - length_s, column)
-        return summarize(values)
+            return ring.values_after(self._reader.clock() - length_s, column)
 
     def last(self, cgroup: str, metric: Metric, length_s: float) -> float | None:
         # Much faster than a window.
@@ -302,6 +323,24 @@ class Sampler:
             ring, after_s = found[0], self._reader.clock() - length_s
             windows = {part: summarize(ring.values_after(after_s, part)) for part in range(ring.columns)}
         return {part: window for part, window in windows.items() if window is not None}
+
+    def missing_reason(self, cgroup: str, metric: Metric) -> str:
+        # For people.
+        with self._lock:
+            place = self._place(cgroup, metric)
+            if place is None:
+                return NO_FRESH_SAMPLE
+            series = place[0]
+            source, path = series.files.source, series.files.files[0].path
+            if series.loss is Loss.GONE and source.kernel_option:
+                return f"the kernel has no {path} ({source.kernel_option})"
+            if series.loss is not None:
+                return f"{path}: {_LOSS_TEXTS[series.loss]}"
+            if series.ring is None:
+                return (
+                    f"{path} has not been read twice yet" if source.rate else f"{path} has not been read yet"
+                )
+            return NO_FRESH_SAMPLE
 
     def losses(self) -> Mapping[Loss, tuple[int, str]]:
         # Since the start, by reason; with the path of the last one.
@@ -396,9 +435,10 @@ class Sampler:
                 if cgroup not in self._levels:
                     self._add(cgroup, level)
             self._needs = needs
-            self._windows_s = {}
+            self._windows_s, self._every_s = {}, {}
             for need in needs:
                 key = need.level, need.metric
+                self._every_s[key] = min(self._every_s.get(key, need.every_s), need.every_s)
                 self._windows_s[key] = max(
                     self._windows_s.get(key, 0.0), min(need.longest_s, LONGEST_WINDOW_S)
                 )
@@ -433,10 +473,11 @@ class Sampler:
         kept = 0
         for index, (cgroup, each) in enumerate(self._series.items()):
             for series in each:
-                metrics = series.files.source.metrics
-                series.is_fresh = any((self._levels[cgroup], metric) in fresh for metric in metrics)
-                windows_s = [self._windows_s.get((self._levels[cgroup], metric)) for metric in metrics]
-                longest_s = max((each for each in windows_s if each is not None), default=None)
+                keys = [(self._levels[cgroup], metric) for metric in series.files.source.metrics]
+                longest_s = max(
+                    (self._windows_s[key] for key in keys if key in self._windows_s), default=None
+                )
+                series.is_fresh = any(key in fresh for key in keys)
                 if longest_s is None and series.files.source.is_on_demand:
                     series.files.close()
                     series.forget()
@@ -447,9 +488,10 @@ class Sampler:
                     self._turns[index % REST_PASSES].append(series)
                     rest.append(series)
                     continue
-                series.turns = 1
-                series.resize(_samples_of(longest_s))
-                for turn in self._turns:
+                every_s = min(self._every_s[key] for key in keys if key in self._every_s)
+                series.turns = next((each for each in _PERIODS if each <= every_s), 1)
+                series.resize(_samples_of(longest_s / series.turns))
+                for turn in self._turns[index % series.turns :: series.turns]:
                     turn.append(series)
                 kept += len(series.files.files)
                 series.files.is_kept = kept <= self._most_kept_files
@@ -526,6 +568,17 @@ def _append(series: _Series, at_s: float, values: Values) -> int:
     series.measured_s = at_s
     ring.append(at_s, values)
     return len(values)
+
+
+_LOSS_TEXTS: Final[Mapping[Loss, str]] = {
+    Loss.GONE: "there is no such file",
+    Loss.UNREADABLE: "it cannot be read",
+    Loss.GARBAGE: "its content is not that of such a file",
+    Loss.COUNTER_BACK: "a counter is less than before",
+    Loss.IMPLAUSIBLE: "its values cannot be",
+    Loss.STUCK: "a read has not returned",
+    Loss.NOT_READ: "it was not read, as others were stuck",
+}
 
 
 def _samples_of(seconds: float) -> int:

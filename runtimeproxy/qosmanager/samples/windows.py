@@ -17,13 +17,18 @@ def summarize(values: Sequence[float]) -> Window | None:
     ordered = sorted(values)
     return Window(
         last=values[-1],
-        avg=math.fsum(values) / len(values),
+        avg=mean_of(values),
         p50=percentile(ordered, 0.50),
         p90=percentile(ordered, 0.90),
         p95=percentile(ordered, 0.95),
         p99=percentile(ordered, 0.99),
         count=len(values),
     )
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of at least one value."""
+    return math.fsum(values) / len(values)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

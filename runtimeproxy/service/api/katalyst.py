@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.api_names import advised_values
 from runtimeproxy.katalyst.explain import advice_text
 from runtimeproxy.katalyst.rebuild import reclaim_reserve
 from runtimeproxy.katalyst.transition import AdvisedPool, name_of, pool_sizes
@@ -100,14 +101,7 @@ def advice_messages(advice: Mapping[str, AdvisedPool]) -> Iterator[api_pb2.Advis
 
 
 def _advised(message: api_pb2.AdvisedPool) -> AdvisedPool:
-    return AdvisedPool(
-        message.required_cpus if message.HasField("required_cpus") else None,
-        message.overlap_cpus if message.HasField("overlap_cpus") else None,
-        message.headroom_millicpu if message.HasField("headroom_millicpu") else None,
-        message.headroom_bytes if message.HasField("headroom_bytes") else None,
-        message.owner,
-        message.reason,
-    )
+    return AdvisedPool(*advised_values(message), message.owner, message.reason)
 
 
 def settings_message(state: PoolState) -> api_pb2.KatalystPoolSettings:

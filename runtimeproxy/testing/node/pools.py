@@ -20,7 +20,7 @@ from typing import Final
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.hooks import algebra
 from runtimeproxy.hooks.claimants import Claimant
-from runtimeproxy.katalyst.advice import CountedAdvice, PoolClaim, counted
+from runtimeproxy.katalyst.advice import BoundedAdvice, PoolClaim, bounded_advice
 from runtimeproxy.katalyst.levels import KatalystQos
 from runtimeproxy.katalyst.names import RECLAIM, QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
@@ -55,7 +55,7 @@ class SimulatedPools:
         self._settings = settings
         self._advisor = advisor
         self.is_advised = True
-        self.advice = CountedAdvice()
+        self.advice = BoundedAdvice()
         sizes = {each.numa_node: 0 for each in node.facts.cpus}
         memory = dict.fromkeys(sizes, node.kernel.memory_bytes // len(sizes))
         cpus = (
@@ -86,7 +86,7 @@ class SimulatedPools:
         """Takes pods and claims over, and has CPUs written in the next step."""
         pods = [pod for pod in self._node.pods if not pod.cpus]
         state = reconcile(self.state, map(_observed, pods))
-        self.advice = counted(state, self._claims()) if self.is_advised else CountedAdvice()
+        self.advice = bounded_advice(state, self._claims()) if self.is_advised else BoundedAdvice()
         state = configure(state, self._settings, self._topology, self.advice.sizes(state))
         self.state = state
         self._node.facts = replace(

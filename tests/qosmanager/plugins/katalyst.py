@@ -95,7 +95,7 @@ def pools_of(
 
 
 class Driver:
-    """Runs a plugin look by look."""
+    """Runs a plugin check by check."""
 
     def __init__(self, plugin: ConditionPlugin[Any], **options: Any) -> None:
         self.plugin = plugin
@@ -120,7 +120,7 @@ class Driver:
         return decision
 
     def through(self, start_s: float, end_s: float, step_s: float = 5.0) -> list[tuple[float, str]]:
-        """Looks each few seconds; the evictions with their times, after which the pods are gone."""
+        """Checks each few seconds; the evictions with their times, after which the pods are gone."""
         found: list[tuple[float, str]] = []
         for step in range(round((end_s - start_s) / step_s) + 1):
             now_s = start_s + step * step_s

@@ -498,10 +498,20 @@ class TestSafety:
         assert not third.evictions
         assert uids(decided(self.PODS[:2], state=state, now_s=1_300.5, **given)) == ["a"]
 
-    def test_a_dry_run_goes_on_as_if_it_were_none(self) -> None:
-        first = decided(self.PODS, **self.GIVEN)
+    def test_pods_of_a_dry_run_stay_and_are_proposed_once(self) -> None:
+        given: dict[str, Any] = {"used": 81.0, "usage": dict.fromkeys("abcdef", 3.0), **USAGE_RULE}
+        first = decided(self.PODS, **given)
+        assert uids(first) == ["a"]
         results = [EvictionResult(each, EvictionOutcome.DRY_RUN) for each in first.evictions]
-        assert PLUGIN.on_evictions(results, Snapshot(now_s=1_000.5), first.state) == first.state
+        state = PLUGIN.on_evictions(results, Snapshot(now_s=1_000.5), first.state)
+        # It releases what it uses each time, so no other one has to go.
+        for now_s in (1_020.0, 1_100.0, 1_299.0):
+            again = decided(self.PODS, state=state, now_s=now_s, **given)
+            assert not again.evictions
+            assert again.explanation.endswith("pods to evict: 1, 1 of them proposed before in dry-run")
+        more = decided(self.PODS, state=state, now_s=1_020.0, **{**given, "used": 84.0})
+        assert uids(more) == ["b"]
+        assert uids(decided(self.PODS, state=state, now_s=1_300.0, **given)) == ["a"]
 
     def test_cool_time(self) -> None:
         state = PLUGIN.setup(PluginContext(gates=ALL_GATES))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtimeproxy.config.sources import read
+from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.katalyst.dynamic_config import read_config
 from runtimeproxy.katalyst.eviction_config import OF_PLUGINS
 from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
 from runtimeproxy.qosmanager.conditions import STALE_S, ConditionPlugin
+from runtimeproxy.qosmanager.manager import configured
 from runtimeproxy.qosmanager.plugins.katalyst_cpu_load import KatalystCpuLoad
 from runtimeproxy.qosmanager.plugins.katalyst_cpu_suppression import KatalystCpuSuppression
 from runtimeproxy.qosmanager.plugins.katalyst_memory_pressure import KatalystMemoryPressure
@@ -208,6 +213,80 @@ def test_the_values_are_told_and_go_with_the_target() -> None:
     driver.node = {}
     (eviction,) = driver.at(5).evictions
     assert (eviction.pod_uid, eviction.grace_s) == ("a", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options", "problem"),
+    [
+        ("katalyst-cpu-load", "lower_ratio = 1.9", "lower_ratio: is 1.9, which is above upper_ratio, 1.8"),
+        ("katalyst-cpu-load", "upper_ratio = 1.9\nlower_ratio = 1.9", ""),
+        (
+            "katalyst-reclaimed-pressure",
+            "cpu_threshold = 1.2",
+            "cpu_threshold: is 1.2, which is below cpu_soft_threshold, 1.5",
+        ),
+        (
+            "katalyst-reclaimed-pressure",
+            "memory_soft_threshold = 6",
+            "memory_soft_threshold: is 6, which is above memory_threshold, 5",
+        ),
+    ],
+)
+def test_a_soft_threshold_above_the_hard_one_ends_the_start(
+    plugin: str, options: str, problem: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[plugins.{plugin}.options]\n{options}\n")
+    reading = read(argparse.Namespace(config=str(file)), {})
+    plugins = [each() for each in PLUGINS]
+    if not problem:
+        assert configured(reading, plugins).plugins.keys() >= {plugin}
+        return
+    with pytest.raises(CombinedConfigError) as raised:
+        configured(reading, plugins)
+    assert [str(each) for each in raised.value.errors] == [
+        f"{file}: plugins.{plugin}.options.{problem}",
+    ]
+
+
+def test_a_soft_threshold_of_the_cluster_above_its_hard_one_is_not_used() -> None:
+    found = read_config(
+        {
+            "evictionConfig": {
+                CPU: {"loadLowerBoundRatio": 2, "loadUpperBoundRatio": 1.5},
+                RECLAIMED: {
+                    "evictionThreshold": {RECLAIMED_MILLICPU: 2, RECLAIMED_MEMORY: 2},
+                    "softEvictionThreshold": {RECLAIMED_MILLICPU: 2.5, RECLAIMED_MEMORY: 2},
+                },
+            }
+        }
+    )
+    unused = "and is not used: it is above evictionConfig"
+    assert [f"{each.path} {each.reason}" for each in found.problems] == [
+        f"spec.config.evictionConfig.{CPU}.loadLowerBoundRatio is 2, {unused}.{CPU}.loadUpperBoundRatio, 1.5",
+        (
+            f"spec.config.evictionConfig.{RECLAIMED}.softEvictionThreshold.{RECLAIMED_MILLICPU} is 2.5, "
+            f"{unused}.{RECLAIMED}.evictionThreshold, 2"
+        ),
+    ]
+    assert not found.error
+    eviction = found.config.eviction
+    assert eviction.cpu_pressure_eviction_config.load_upper_bound_ratio == 1.5
+    assert eviction.cpu_pressure_eviction_config.load_lower_bound_ratio is None
+    soft = eviction.reclaimed_resources_eviction_config.soft_eviction_threshold
+    assert soft == {RECLAIMED_MEMORY: 2}
+
+
+def test_a_hard_threshold_of_the_cluster_below_the_soft_one_here_bounds_it() -> None:
+    driver = pressure(reclaimed("a", 1_300, 0))
+    assert driver.at(0).explanation.startswith("reclaimed_millicpu: 1300m requested")
+    configure(driver, **{RECLAIMED: {"evictionThreshold": {RECLAIMED_MILLICPU: 1.2}}})
+    decision = driver.at(5)
+    assert "above 1.2 times: met for 0 s of 60 s" in decision.explanation
+    assert decision.explanation.endswith(
+        "by AdminQoSConfiguration gold: cpu_threshold 1.2, "
+        "cpu_soft_threshold 1.2, as 1.5 is above cpu_threshold"
+    )
 
 
 # Samples that were measured earlier

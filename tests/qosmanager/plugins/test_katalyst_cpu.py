@@ -205,7 +205,9 @@ def test_without_samples_nothing_is_evicted() -> None:
     driver.through(0, 200)
     back, driver.metrics.cpus = driver.metrics.cpus, {}
     assert driver.through(205, 400) == []
-    assert "the load of share is not known: there are no fresh samples" in driver.at(405).explanation
+    assert "the load of share is not known: there is no fresh sample" in driver.at(405).explanation
+    driver.metrics.cpus = {cpu: 1.0 for cpu in back if cpu != 2}
+    assert "the load of share is not known: /proc/schedstat has no CPU 2" in driver.at(406).explanation
     driver.metrics.cpus = back
     assert driver.through(410, 600) == []
     assert driver.through(605, 630) == [(630.0, "c-0")]

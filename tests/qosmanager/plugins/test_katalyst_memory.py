@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from runtimeproxy.katalyst.names import RECLAIMED_MEMORY, RECLAIMED_MILLICPU
+from runtimeproxy.qosmanager.plugin import EvictionOutcome, EvictionResult
 from runtimeproxy.qosmanager.plugins.katalyst_memory_pressure import KatalystMemoryPressure, watermark_bytes
 from runtimeproxy.qosmanager.plugins.katalyst_reclaimed_pressure import KatalystReclaimedPressure, is_above
 from runtimeproxy.qosmanager.plugins.katalyst_rss_overuse import KatalystRssOveruse, is_overuse
-from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, KatalystTraits, Metric, Pod
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, KatalystTraits, Metric, Pod, Snapshot
 from tests.qosmanager.plugins.katalyst import GIB, SHARED, Driver, pools_of, reclaimed, shared
 from tests.qosmanager.snapshots import container_of, pod_of
 
@@ -299,3 +300,15 @@ def test_nothing_allocatable_and_nothing_requested_is_no_pressure() -> None:
     driver = pressure(reclaimed("a", 0, 0), headroom=(0, 0))
     assert driver.through(0, 120) == []
     assert pressure(reclaimed("a", 1, 0), headroom=(0, 0)).through(0, 120) == [(60.0, "a")]
+
+
+def test_a_dry_run_goes_on_with_the_pod_that_would_go() -> None:
+    driver = pressure(reclaimed("a", 5_001, 0), reclaimed("b", 5_000, 0), headroom=(1_000, GIB))
+    driver.through(0, 55)
+    decision = driver.at(60)
+    results = [EvictionResult(each, EvictionOutcome.DRY_RUN) for each in decision.evictions]
+    assert [each.eviction.pod_uid for each in results] == ["a"]
+    driver.state = driver.plugin.on_evictions(results, Snapshot(now_s=60), driver.state)
+    decision = driver.at(65)
+    assert not decision.evictions
+    assert decision.explanation.startswith("reclaimed_millicpu: 10001m requested of 1000m allocatable")

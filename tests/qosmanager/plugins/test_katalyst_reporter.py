@@ -276,7 +276,12 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         ('{ folder = "here" }', "folder: is not an absolute path"),
-        ('{ reporters = { topology = "a:b" } }', "reporters: 'topology' is the name of a built-in one"),
+        ('{ reporters = { topology = "a:b" } }', r"reporters\.topology: is the name of a built-in one"),
+        (
+            '{ reporters = { own = "none_there:Own" } }',
+            r"config\.toml: plugins\.katalyst-reporter\.options\.reporters\.own: none_there:Own cannot",
+        ),
+        ('{ reporters = { own = "builtins:object" } }', r"reporters\.own: builtins:object is not a FieldRep"),
         ("{ file = 1 }", "unknown key"),
     ],
 )

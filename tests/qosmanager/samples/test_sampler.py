@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,8 @@ def test_cpu_and_throttling_over_the_time_that_passed(tree: Tree) -> None:
     assert window is not None
     assert window.avg == pytest.approx(1.25)
     assert window.count == 2
+    assert tree.sampler.mean(POD, Metric.CPU_USAGE, 30) == window.avg
+    assert tree.sampler.mean(OTHER, Metric.CPU_USAGE, 30) is None
 
 
 def test_memory_pressure_and_numa_nodes(tree: Tree) -> None:
@@ -96,15 +98,32 @@ def test_what_is_needed_in_each_pass_and_the_rest_in_turns(tree: Tree) -> None:
         tree.cgroup(f"/kubepods/pod{number}")
     sources = tree.tick(CPU, passes=REST_PASSES).files
     reports = [tree.tick(CPU) for _ in range(REST_PASSES)]
-    # What is not needed of 3 of the 30 pods, or of 4 with the node, whose CPU usage is not needed either.
+    # What is not needed of one of the 30 pods, or of that and the node, whose CPU usage is not needed either.
     per_pod = 6 if tree.version == 1 else 5
-    assert {report.files for report in reports} == {30 + 3 * per_pod, 30 + 3 * per_pod + 7}
+    assert {report.files for report in reports} == {30 + per_pod, 30 + per_pod + 7}
     assert sources in {report.files for report in reports}
     assert not any(report.losses for report in reports)
     windows = [
         tree.sampler.window(f"/kubepods/pod{number}", Metric.MEMORY_USAGE, 300) for number in range(30)
     ]
     assert [window.count for window in windows if window is not None] == [2] * 30
+
+
+def test_what_is_needed_less_often_is_read_in_turns(tree: Tree) -> None:
+    for number in range(10):
+        tree.cgroup(f"/kubepods/pod{number}")
+    seldom = Need(Level.POD, Metric.MEMORY_NUMA, 10, every_s=5)
+
+    def counts(*needs: Need) -> list[int]:
+        tree.tick(*needs, passes=REST_PASSES)
+        windows = (tree.sampler.numa_windows(f"/kubepods/pod{number}", 9.5) for number in range(10))
+        return [window[0].count for window in windows]
+
+    assert counts(seldom) == [2] * 10
+    # As often as the plugin that needs it most often.
+    assert counts(seldom, Need(Level.POD, Metric.MEMORY_NUMA, 10)) == [10] * 10
+    # 7 s is no period of the turns.
+    assert set(counts(seldom._replace(every_s=7))) == {1, 2}
 
 
 def test_a_window_ends_now_and_is_no_longer_than_asked(tree: Tree) -> None:
@@ -246,13 +265,13 @@ def test_a_file_that_cannot_be_used(tree: Tree, spoil: Callable[[Path], object],
     assert last(tree, Metric.CPU_USAGE, OTHER) == pytest.approx(0.5)
 
 
-def reading_threads() -> set[threading.Thread]:
-    """Those of earlier tests, too, which may still end."""
-    return {thread for thread in threading.enumerate() if thread.name == "samples"}
+def end_of(threads: Iterable[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_a_read_that_hangs_costs_that_file_only(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = reading_threads()
     pod, other = tree.cgroup(POD), tree.cgroup(OTHER)
     stuck = str(pod.file("cpuacct" if tree.version == 1 else "cpu", cpu_file(tree)))
     tree.tick(CPU)
@@ -266,17 +285,18 @@ def test_a_read_that_hangs_costs_that_file_only(tree: Tree, monkeypatch: pytest.
         assert not report.losses
         assert tree.sampler.hanging_threads == 1
         assert last(tree, Metric.CPU_USAGE, OTHER) == pytest.approx(0.5)
-        hanging = reading_threads() - before
+        first, second = tree.reader._hanging[0], tree.reader._thread
+        assert second is not None
+        assert first is not second
         released.set()
-        assert len(hanging) == 2
-        next(thread for thread in hanging if thread is not tree.reader._thread).join()
+        end_of([first])
     assert tree.sampler.hanging_threads == 0
     pod.set_cpu(3.0)
     tree.tick(CPU)
     pod.set_cpu(3.5)
     tree.tick(CPU)
     assert last(tree, Metric.CPU_USAGE) == pytest.approx(0.5)
-    assert len(reading_threads() - before) == 1
+    assert tree.reader._thread is second
 
 
 def test_many_reads_that_hang_end_the_pass(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,11 +310,32 @@ def test_many_reads_that_hang_end_the_pass(tree: Tree, monkeypatch: pytest.Monke
         assert reports[0].losses[Loss.NOT_READ] > 0
         assert tree.sampler.hanging_threads == 4
         assert reports[-1].losses[Loss.NOT_READ] == reports[-1].files
-        hanging = reading_threads()
-    for thread in hanging:
-        if thread is not tree.reader._thread:
-            thread.join()
+        hanging = [*tree.reader._hanging]
+    end_of(hanging)
     assert tree.tick(CPU).losses[Loss.NOT_READ] == 0
+
+
+def test_the_reason_of_a_missing_sample(tree: Tree) -> None:
+    runnable = Need(Level.NODE, Metric.CPU_RUNNABLE, 30)
+    schedstat = tree.root / "proc/schedstat"
+
+    def reason() -> str:
+        return tree.sampler.missing_reason(NODE_CGROUP, Metric.CPU_RUNNABLE)
+
+    tree.tick(runnable)
+    assert reason() == f"the kernel has no {schedstat} (CONFIG_SCHEDSTATS)"
+    schedstat.write_text("version 15\n")
+    tree.tick(runnable)
+    assert reason() == f"{schedstat}: its content is not that of such a file"
+    schedstat.write_text("cpu0 0 0 0 0 0 0 500 70 0\n")
+    # It is looked for less often after failures.
+    tree.tick(runnable, passes=2)
+    assert reason() == f"{schedstat} has not been read twice yet"
+    tree.tick(runnable)
+    assert tree.sampler.cpu_windows(10)
+    # Nothing has been read since.
+    assert reason() == "there is no fresh sample"
+    assert tree.sampler.missing_reason("/none", Metric.CPU_USAGE) == "there is no fresh sample"
 
 
 def test_descriptors_are_kept_within_their_number_and_closed(tmp_path: Path) -> None:

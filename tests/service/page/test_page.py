@@ -102,7 +102,8 @@ class Site:
         self.runtime = FakeRuntime(folder / "runtime.sock")
         config = f"[metrics]\nlisten = '{self.socket}'\npage = {str(has_page).lower()}\n"
         config += f"[cgroups]\nenabled = false\n[node]\nsysfs_root = '{folder / 'none'}'\n"
-        self.daemon = ProxyProcess(folder, ProxyOptions(str(folder / "runtime.sock"), config=config))
+        options = ProxyOptions(str(folder / "runtime.sock"), config=config, is_forked=True)
+        self.daemon = ProxyProcess(folder, options)
 
     def get(
         self, path: str, method: str = "GET", host: str = "localhost"
