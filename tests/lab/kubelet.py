@@ -124,6 +124,13 @@ class Kubelet:
     ) -> None:
         self.close()
 
+    def stop(self) -> None:
+        """Ends it with SIGTERM, if it runs; its pods go on."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait(_END_S)
+
     def close(self) -> None:
         """Ends it, and removes the cgroups of its QoS classes."""
         process, self._process = self._process, None

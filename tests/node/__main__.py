@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab.programs import REPOSITORY, tools_folder
-from tests.node.guest.checks import ARM64, BOOTS, CORE_SCHED, KUBELETS, MODES, POOLS, selected
+from tests.node.guest.checks import ARM64, BOOTS, CORE_SCHED, GUARD, KUBELETS, MODES, POOLS, selected
 from tests.node.image import Image, build_image
 from tests.node.qemu import boot
 from tests.node.report import rows, table
@@ -32,7 +32,7 @@ VERSIONS = ("1.34", "1.37")
 """Of the kubelet: both ends of the supported range."""
 KERNEL = REPOSITORY / ".tools" / "node-kernel" / "bzImage"
 """Of `build_kernel.sh`."""
-_ALONE = (KUBELETS, CORE_SCHED, ARM64, POOLS)
+_ALONE = (KUBELETS, GUARD, CORE_SCHED, ARM64, POOLS)
 """Boots that are made only if they are named: they need more than the others."""
 _WITH_NRI = ("containerd", "containerd-shim-runc-v2")
 
@@ -50,6 +50,7 @@ def main() -> int:
     wanted = (each for each in VERSIONS if any(name.startswith(f"kubelet {each}") for name in names))
     tools: dict[str, list[Path]] = {
         KUBELETS: [tools_folder() / f"kubelet-{version}" for version in wanted],
+        GUARD: [tools_folder() / f"kubelet-{VERSIONS[-1]}"],
         **{boot: [tools_folder() / name for name in _WITH_NRI] for boot in (MODES, POOLS)},
     }
     own_kernel = KERNEL if arguments.own_kernel or CORE_SCHED in boots else None

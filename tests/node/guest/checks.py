@@ -11,6 +11,7 @@ from tests.node.guest import (
     claims,
     core_sched,
     devices,
+    guard,
     hook_servers,
     installation,
     kubelets,
@@ -30,6 +31,7 @@ from tests.node.guest.node import Check
 
 ARM64 = "arm64"
 CORE_SCHED = "core-sched"
+GUARD = "guard"
 KUBELETS = "kubelets"
 MODES = "modes"
 POOLS = "pools"
@@ -73,6 +75,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
     POOLS: (modes.RUNTIME, *installation.CHECKS, *pools.CHECKS, *removal.LAST),
     CORE_SCHED: (*installation.CHECKS, *core_sched.CHECKS, *removal.LAST),
     KUBELETS: (*installation.CHECKS, *kubelets.CHECKS),
+    GUARD: (*installation.CHECKS, *guard.CHECKS),
     ARM64: (*installation.CHECKS, *arm64.CHECKS, *pods.CHECKS, *tree.CHECKS),
 }
 """By boot of the node. What is no matter of cgroup files is checked on version 2 alone; the modes have

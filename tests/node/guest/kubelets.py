@@ -30,7 +30,7 @@ TOOLS = Path("/mnt/share/tools")
 """Where the kubelets are, such as `kubelet-1.37`."""
 _FOLDER = Path("/var/lib/kubelet")
 _MANIFESTS = _FOLDER / "manifests"
-_LOGS = Path("/mnt/share")
+LOGS = Path("/mnt/share")
 _UNIT = "whole-kubelet"
 _PATIENCE_S = 300.0
 _PERIOD_S = 70.0
@@ -174,6 +174,16 @@ def _forget_the_kubelet_before() -> None:
 
 @contextmanager
 def _kubelet(case: Case) -> Iterator[None]:
+    log = LOGS / f"{case.title.replace(' ', '-').replace(',', '')}.log"
+    start_kubelet(case.version, case.config, log)
+    try:
+        yield
+    finally:
+        stop_kubelet()
+
+
+def start_kubelet(version: str, settings: Mapping[str, Any], log: Path, endpoint: Path = ENDPOINT) -> None:
+    """Starts one of `TOOLS` as a unit; `settings` are more of its configuration."""
     _MANIFESTS.mkdir(parents=True, exist_ok=True)
     config = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -181,27 +191,46 @@ def _kubelet(case: Case) -> Iterator[None]:
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
-        "containerRuntimeEndpoint": f"unix://{ENDPOINT}",
+        "containerRuntimeEndpoint": f"unix://{endpoint}",
         "enableServer": False,
         "evictionHard": {"memory.available": "1Mi"},
         "imageGCHighThresholdPercent": 100,
         "resolvConf": "",
         "runtimeRequestTimeout": "5m",
         "staticPodPath": str(_MANIFESTS),
-        **case.config,
+        **settings,
     }
     path = _FOLDER / "config.yaml"
     path.write_text(json.dumps(config))
-    log = _LOGS / f"{case.title.replace(' ', '-').replace(',', '')}.log"
-    program = TOOLS / f"kubelet-{case.version}"
+    program = TOOLS / f"kubelet-{version}"
     run(
         *("systemd-run", "--quiet", "--collect", "--unit", _UNIT, f"--property=StandardError=append:{log}"),
         *(program, "--config", path, "--root-dir", _FOLDER, "--hostname-override=node", "--v=2"),
     )
-    try:
-        yield
-    finally:
-        systemctl("stop", _UNIT, code=None)
+
+
+def stop_kubelet() -> None:
+    """Ends it, if it runs; its pods go on."""
+    systemctl("stop", _UNIT, code=None)
+
+
+def put_pod(pod: dict[str, Any]) -> None:
+    """Adds a pod, which the kubelet runs when it runs."""
+    _MANIFESTS.mkdir(parents=True, exist_ok=True)
+    path = _manifest(pod["metadata"]["name"])
+    # The kubelet reads no file whose name begins with a dot.
+    before = path.with_name(f".{path.name}")
+    before.write_text(json.dumps(pod))
+    before.replace(path)
+
+
+def remove_pod(name: str) -> None:
+    """Takes a pod of `put_pod` away."""
+    _manifest(name).unlink()
+
+
+def _manifest(name: str) -> Path:
+    return _MANIFESTS / f"{name}.json"
 
 
 @contextmanager
@@ -210,14 +239,14 @@ def _pods() -> Iterator[dict[Pod, Path]]:
     containers: dict[Pod, Path] = {}
     try:
         for each in PODS:
-            (_MANIFESTS / f"{each.name}.json").write_text(json.dumps(each.manifest()))
+            put_pod(each.manifest())
         for each in PODS:
             found = wait_until(each.container_id, f"the container of {each.name}", _PATIENCE_S)
             containers[each] = each.cgroup / found
         yield containers
     finally:
         for each in PODS:
-            (_MANIFESTS / f"{each.name}.json").unlink()
+            remove_pod(each.name)
         wait_until(lambda: not any(each.cgroup.exists() for each in PODS), "the end of the pods", _PATIENCE_S)
 
 

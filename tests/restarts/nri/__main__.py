@@ -9,12 +9,15 @@ import sys
 from collections.abc import Sequence
 
 from tests.lab.programs import KubeletClientVersion
+from tests.restarts.nri.guarded import guarded_restarts
 from tests.restarts.nri.lab import RUNTIMES, lab
 from tests.restarts.nri.resizes import resized
 from tests.restarts.nri.turnover import Event, Report, restarted, turned_over
 from tests.restarts.nri.verdicts import faults_of, lines_of, resize_faults, resize_lines
 
 _RESIZE = "resize"
+_GUARD = "guard"
+_KINDS = (*Event, _RESIZE, _GUARD)
 _DIRECT_PODS = 60
 """How many come and go without a plugin, for comparison."""
 
@@ -22,7 +25,7 @@ _DIRECT_PODS = 60
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what was asked for; 1 if it does not show what it must, else 0."""
     chosen = _parser().parse_args(arguments)
-    kinds = chosen.kind or [*Event, _RESIZE]
+    kinds = chosen.kind or _KINDS
     load = ", ".join(f"{part:.2f}" for part in os.getloadavg())
     print(f"{os.cpu_count()} CPUs, Linux {platform.release()}; load average {load}", flush=True)
     faults: list[str] = []
@@ -31,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\nkubelet {version}, containerd {RUNTIMES[version]}: {kind}", flush=True)
             if kind == _RESIZE:
                 faults += _resize(version, chosen.resized)
+            elif kind == _GUARD:
+                faults += _guard(version, chosen.restarts, chosen.guarded)
             else:
                 faults += _restart(version, Event(kind), chosen.pods, chosen.restarts)
     print("\n".join(faults or ["all as it must be"]))
@@ -62,13 +67,21 @@ def _resize(version: KubeletClientVersion, pods: int) -> list[str]:
     return resize_faults(report)
 
 
+def _guard(version: KubeletClientVersion, restarts: int, pods: int) -> list[str]:
+    direct, _ = guarded_restarts(version, restarts, pods, is_guarded=False)
+    report, complaints = guarded_restarts(version, restarts, pods, is_guarded=True)
+    print("\n".join(report.lines(direct)), flush=True)
+    return [*report.faults(direct), *complaints]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.restarts.nri", description=__doc__)
     parser.add_argument("--kubelet", action="append", choices=list(RUNTIMES), help="its version (all)")
-    parser.add_argument("--kind", action="append", choices=[*Event, _RESIZE], help="what happens (all)")
+    parser.add_argument("--kind", action="append", choices=_KINDS, help="what happens (all)")
     parser.add_argument("--pods", type=int, default=500, help="that come and go, 100 at a time (500)")
     parser.add_argument("--restarts", type=int, default=20, help="of each kind (20)")
     parser.add_argument("--resized", type=int, default=20, help="pods that are resized (20)")
+    parser.add_argument("--guarded", type=int, default=100, help="pods made under the CPU guard (100)")
     return parser
 
 

@@ -134,11 +134,7 @@ class Lab:
 
     def containers(self) -> dict[str, str]:
         """The ids of containers that run, by their pod's uid."""
-        running = api_pb2.ContainerStateValue(state=api_pb2.CONTAINER_RUNNING)
-        request = api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(state=running))
-        with CriClient(self.runtime.socket) as client:
-            found = client.runtime.ListContainers(request, timeout=CALL_TIMEOUT_S).containers
-        return {each.labels[_UID]: each.id for each in found}
+        return running_containers(self.runtime)
 
     def wrong(self, containers: Mapping[str, str], *, was_away: bool = False) -> list[str]:
         """The values of these containers and their pods that are not right; what is gone is left out.
@@ -159,6 +155,15 @@ class Lab:
         """Errors in the daemon's log, and lines that are no records."""
         lines = self.daemon.log if self.daemon is not None else []
         return [line for line in lines if not line.startswith("{") or '"level":"error"' in line]
+
+
+def running_containers(runtime: Containerd) -> dict[str, str]:
+    """The ids of containers that run, by their pod's uid."""
+    running = api_pb2.ContainerStateValue(state=api_pb2.CONTAINER_RUNNING)
+    request = api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(state=running))
+    with CriClient(runtime.socket) as client:
+        found = client.runtime.ListContainers(request, timeout=CALL_TIMEOUT_S).containers
+    return {each.labels[_UID]: each.id for each in found}
 
 
 def wrong_files(
@@ -194,26 +199,31 @@ def lab(version: KubeletClientVersion, *, with_plugin: bool, with_api: bool = Fa
             daemon = None
             if with_plugin:
                 (folder / "d").mkdir()
-                daemon = _daemon(folder / "d", runtime, kubelet)
+                config = strategy_policies(enabled=True)
+                daemon = daemon_of(folder / "d", runtime, kubelet, config, _KEYS)
                 stack.enter_context(daemon)
-                _wait_for_registration(daemon)
+                wait_for_registration(daemon)
             stack.enter_context(kubelet)
             yield Lab(folder, runtime, kubelet, daemon, api)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _daemon(folder: Path, runtime: Containerd, kubelet: Kubelet) -> ProxyProcess:
+def daemon_of(
+    folder: Path, runtime: Containerd, kubelet: Kubelet, config: str, strategies: Mapping[str, object]
+) -> ProxyProcess:
+    """The NRI plugin with these sections of its configuration, and these strategies."""
     config = (
         f'[daemon]\nmode = "nri"\nlock = "{folder}/front-end.lock"\n[nri]\nsocket = "{runtime.nri_socket}"\n'
-        f'[node]\nkubelet_dir = "{kubelet.folder}"\n{strategy_policies(enabled=True)}'
+        f'[node]\nkubelet_dir = "{kubelet.folder}"\n{config}'
     )
     made = ProxyProcess(folder, ProxyOptions(str(runtime.socket), config=config))
     objects = NodeObjects(made.objects_folder)
     objects.node()
-    objects.strategies(_KEYS)
+    objects.strategies(strategies)
     return made
 
 
-def _wait_for_registration(daemon: ProxyProcess) -> None:
+def wait_for_registration(daemon: ProxyProcess) -> None:
+    """Waits until the runtime knows the plugin."""
     wait_until(lambda: any("registered with the runtime" in line for line in daemon.log), "the registration")
