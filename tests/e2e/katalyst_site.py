@@ -1,15 +1,15 @@
-"""A daemon with Katalyst's pools beside a real runtime, a QoS manager whose pauses are short, and their pods."""
+"""A daemon with Katalyst's pools beside a real runtime, a QoS manager with short pauses, and pods."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1 import api_pb2 as own_pb2
@@ -29,6 +29,7 @@ from tests.lab.pods import ContainerSpec, KubeQos, PodSpec
 from tests.lab.proxy_process import ManagerProcess, ProxyOptions, ProxyProcess
 from tests.lab.runtime_process import RuntimeProcess
 
+_Result = TypeVar("_Result")
 Mode = Literal["proxy", "nri", "standalone"]
 KILLED: Final = 137
 """The exit code of a container that got SIGKILL."""
@@ -54,7 +55,10 @@ overlap = true
 reclaim_reserve = 1
 ramp_up_s = 0.0
 [owners.katalyst-advisor]
-allow = ["pool.required_cpus set pool", "pool.overlap_cpus set pool", "pool.headroom_millicpu set pool", "pool.headroom_bytes set pool", "cpu.cfs_quota_us at_most qos-class"]
+allow = [
+  "pool.required_cpus set pool", "pool.overlap_cpus set pool", "pool.headroom_millicpu set pool",
+  "pool.headroom_bytes set pool", "cpu.cfs_quota_us at_most qos-class",
+]
 [plugins.cpu-suppress]
 mode = "off"
 [qosmanager]
@@ -132,7 +136,8 @@ class KatalystSite:
         """Waits until a plugin says something with this text, and returns all of it."""
         return self.wait_until(lambda: _with(text, self.explanation(plugin)), f"{plugin}: {text}")
 
-    def wait_until(self, condition: Any, what: str) -> Any:
+    def wait_until(self, condition: Callable[[], _Result | None], what: str) -> _Result:
+        """As `deadline.wait_until`; the error has what manager and status say."""
         try:
             return wait_until(condition, what, PATIENT_S)
         except TimeoutError as error:
@@ -249,11 +254,19 @@ def katalyst_site(
     logs: Path,
     mode: Mode = "proxy",
     *,
+    samples: str = "",
     of_manager: str = "",
 ) -> Iterator[KatalystSite]:
-    """Runs the daemon in this mode; `folder` has a short path, `of_manager` are more statements for it."""
+    """Runs the daemon in this mode.
+
+    Args:
+        folder: Of the daemon; its path is short.
+        logs: Of pods.
+        samples: More of the table `qosmanager`.
+        of_manager: More statements that run before the manager.
+    """
     kubelet_files(folder / "kubelet", {})
-    config = _CONFIG.format(mode=mode, folder=folder, nri_socket=runtime.nri_socket)
+    config = _CONFIG.format(mode=mode, folder=folder, nri_socket=runtime.nri_socket) + samples
     with ExitStack() as stack:
         options = ProxyOptions(str(runtime.socket), config=config, wrapper=wrapper(_OF_DAEMON))
         proxy = stack.enter_context(ProxyProcess(folder, options))
