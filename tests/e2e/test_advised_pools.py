@@ -32,7 +32,7 @@ MOST_REQUIRED: Final = CPUS - 1
 """The pool `reclaim` keeps one."""
 HEADROOM_UNDER_LOAD_MILLICPU: Final = 300
 """At most, while processes want all CPUs."""
-STEADY_REPORTS: Final = 10
+STEADY_REPORTS: Final = 3
 ADVISOR: Final = "katalyst-advisor"
 RSS: Final = "katalyst-rss-overuse"
 PLUGINS: Final = {
