@@ -302,6 +302,7 @@ class ManagerProcess(ServiceProcess):
         endpoint: the daemon's socket, beside which the admin socket is.
         environment: more variables.
         python: the interpreter.
+        wrapper: words before its command.
     """
 
     def __init__(
@@ -311,6 +312,7 @@ class ManagerProcess(ServiceProcess):
         endpoint: Path,
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
+        wrapper: tuple[str, ...] = (),
     ) -> None:
         super().__init__(folder / "manager.log", folder / "manager-notify.sock")
         self.folder = folder
@@ -318,6 +320,12 @@ class ManagerProcess(ServiceProcess):
         self._endpoint = endpoint
         self._environment = environment or {}
         self._python = python
+        self._wrapper = wrapper
+
+    @property
+    def wrapper(self) -> tuple[str, ...]:
+        """Words before its command line."""
+        return self._wrapper
 
     def command(self) -> list[str]:
         """Its command line."""

@@ -12,11 +12,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -29,21 +29,18 @@ from runtimeproxy.qosmanager.plugin import AnyPlugin, Decision, Need, Plugin, Pl
 from runtimeproxy.qosmanager.plugins.katalyst_advisor import KatalystAdvisor
 from runtimeproxy.qosmanager.plugins.katalyst_reporter import KatalystReporter
 from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
-from runtimeproxy.qosmanager.samples import malachite
 from runtimeproxy.qosmanager.samples.malachite import STALE_S
 from runtimeproxy.qosmanager.samples.sampler import Sampler
 from runtimeproxy.qosmanager.snapshot import LOOK_BACK_S, NODE_CGROUP, Level, Metric, Snapshot
 from runtimeproxy.vocabulary import MetricsSource, PoolField
 from tests.lab.procfs import rss_bytes
 from tests.qosmanager.fake_daemon import FakeDaemon, pod_message
+from tests.qosmanager.samples.malachite_faults import FAULTS
 from tests.qosmanager.samples.malachite_server import (
-    Answer,
     Document,
     Files,
     MalachiteServer,
     Output,
-    as_json,
-    http_answer,
     of_documents,
     port_without_a_server,
 )
@@ -62,7 +59,6 @@ FULL: Final = 900 * GIB
 """What Malachite says; from 70 % of the node's memory on pods are evicted."""
 MOST_GROWTH: Final = 20 * MIB
 NO_NODE: Final = api_pb2.GetNodeResponse()
-HEAD: Final = b"HTTP/1.1 200 OK\r\n"
 
 
 class Watching(Plugin[None]):
@@ -141,107 +137,6 @@ class Site:
                 await self.daemon.changed.wait_for(is_true)
         except TimeoutError:
             pytest.fail(f"{self.url}: not {what}: {self.source}, {self.plugin.seen[-3:]}")
-
-
-Fault = Callable[[Site], Answer]
-
-
-def late(site: Site) -> Answer:
-    def answer(output: Output, path: str) -> object:
-        # Whole, and too late.
-        site.ended.wait(malachite.REQUEST_S + 1)
-        return site.answer(output, path)
-
-    return answer
-
-
-def changed(change: Callable[[bytes], bytes]) -> Fault:
-    """Sends what this makes of the document."""
-
-    def fault(site: Site) -> Answer:
-        def answer(output: Output, path: str) -> None:
-            whole = Whole()
-            site.answer(whole, path)
-            output.write(http_answer(change(whole.body)))
-
-        return answer
-
-    return fault
-
-
-class Whole:
-    """The body of an answer."""
-
-    body = b""
-
-    def write(self, data: bytes, /) -> None:
-        self.body = data.partition(b"\r\n\r\n")[2]
-
-
-def as_texts(value: Any) -> Any:
-    """All numbers as texts."""
-    if isinstance(value, Mapping):
-        return {key: as_texts(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [as_texts(each) for each in value]
-    return str(value) if isinstance(value, int | float) else value
-
-
-def wrong_types(body: bytes) -> bytes:
-    document = json.loads(body)
-    return json.dumps({"status": 0, "data": as_texts(document.get("data"))}).encode()
-
-
-def sending(head: bytes, piece: bytes, count: int | None) -> Fault:
-    """Sends so many pieces, or goes on as long as it is read."""
-
-    def fault(site: Site) -> Answer:
-        def answer(output: Output, _: str) -> bool:
-            output.write(head)
-            sent = 0
-            while sent != count and not site.ended.is_set():
-                output.write(piece)
-                sent += 1
-            return False
-
-        return answer
-
-    return fault
-
-
-def old(site: Site) -> Answer:
-    site.age_s = int(STALE_S) + 1
-    return site.answer
-
-
-def status_1(site: Site) -> Answer:
-    def answer(output: Output, path: str) -> None:
-        whole = Whole()
-        site.answer(whole, path)
-        output.write(as_json(json.loads(whole.body or b"{}").get("data"), status=1))
-
-    return answer
-
-
-PIECE: Final = b"0" * 65_536
-CHUNK: Final = b"%x\r\n%s\r\n" % (len(PIECE), PIECE)
-FAULTS: Final[Mapping[str, tuple[Fault, str]]] = {
-    "late": (late, "no whole answer within 2 s"),
-    "wrong-json": (changed(lambda body: body[:-2]), "the answer is not JSON"),
-    "wrong-types": (changed(wrong_types), "the answer has no update_time"),
-    "64-mb": (
-        sending(HEAD + b"Content-Length: %d\r\n\r\n" % (64 * MIB), PIECE, 1_024),
-        "the answer is too long",
-    ),
-    "64-mb-without-a-length": (sending(HEAD + b"\r\n", PIECE, 1_024), "the answer is too long"),
-    "no-end": (
-        sending(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", CHUNK, None),
-        "the answer is too long",
-    ),
-    "old": (old, "its data is older than 30 s"),
-    "status-1": (status_1, "status is 1"),
-}
-"""What it does, and the reason that is told."""
 
 
 @contextmanager

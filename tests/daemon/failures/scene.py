@@ -28,9 +28,9 @@ WITH_STATEMENTS: Final = """\
 import runpy, sys
 exec(sys.argv[1])
 sys.argv = sys.argv[4:]
-runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=False)
 """
-"""Runs statements in the daemon's process before it starts."""
+"""Runs statements in the process of the daemon, or of the manager, before it starts."""
 
 
 @dataclass

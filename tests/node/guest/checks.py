@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tests.node.guest import (
+    advisor,
     arm64,
     block_io,
     claims,
@@ -72,7 +73,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *qos_manager.LAST,
     ),
     MODES: (modes.RUNTIME, *installation.CHECKS, *modes.CHECKS, *removal.LAST),
-    POOLS: (modes.RUNTIME, *installation.CHECKS, *pools.CHECKS, *removal.LAST),
+    POOLS: (modes.RUNTIME, *installation.CHECKS, *pools.CHECKS, *advisor.CHECKS, *removal.LAST),
     CORE_SCHED: (*installation.CHECKS, *core_sched.CHECKS, *removal.LAST),
     KUBELETS: (*installation.CHECKS, *kubelets.CHECKS),
     GUARD: (*installation.CHECKS, *guard.CHECKS),

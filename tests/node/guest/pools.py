@@ -139,18 +139,19 @@ def _topology() -> Topology:
 
 def managers_of_the_kubelet_keep_pools_off(_: Node) -> str:
     """With a static CPU manager there are no pools, and the status says why."""
-    _write_managers(cpu="static", memory="None")
-    CONFIG.write_text(_configuration("proxy"))
+    write_managers(cpu="static", memory="None")
+    CONFIG.write_text(configuration("proxy"))
     systemctl("start", SOCKET_UNIT)
     restart("proxy")
     shown = run(PROGRAM, "status", *PATIENTLY, code=None)
     seen = expect_text("status", shown, r"^.*CPU manager policy is static.*$").strip()
-    _write_managers(cpu="none", memory="None")
+    write_managers(cpu="none", memory="None")
     wait_until(lambda: "static" not in run(PROGRAM, "status", *PATIENTLY, code=None), "pools", PATIENCE_S)
     return seen
 
 
-def _write_managers(*, cpu: str, memory: str) -> None:
+def write_managers(*, cpu: str, memory: str) -> None:
+    """The kubelet's state: the policies of its managers."""
     _KUBELET.mkdir(exist_ok=True)
     for name, policy in (("cpu", cpu), ("memory", memory)):
         text = json.dumps({"policyName": policy, "entries": {}, "machineState": {}, "checksum": 0})
@@ -159,8 +160,8 @@ def _write_managers(*, cpu: str, memory: str) -> None:
 
 def starts_in(mode: Mode, _: Node) -> str:
     """The unit as it comes, with both policies, serves without a problem."""
-    _write_managers(cpu="none", memory="None")
-    CONFIG.write_text(_configuration(mode))
+    write_managers(cpu="none", memory="None")
+    CONFIG.write_text(configuration(mode))
     run(PROGRAM, "check-config")
     systemctl("start", SOCKET_UNIT)
     took_s = restart(mode)
@@ -168,7 +169,8 @@ def starts_in(mode: Mode, _: Node) -> str:
     return f"serves after {took_s:.1f} s"
 
 
-def _configuration(mode: Mode) -> str:
+def configuration(mode: Mode, ramp_up_s: int = _RAMP_UP_S) -> str:
+    """The daemon's, with both policies."""
     return f"""
 [daemon]
 mode = "{mode}"
@@ -186,14 +188,14 @@ enabled = true
 reserved_cpus = "{_RESERVED}"
 enable_reclaim = true
 reclaim_reserve = 1
-ramp_up_s = {_RAMP_UP_S}
+ramp_up_s = {ramp_up_s}
 """
 
 
 def comes(mode: Mode, title: str, node: Node) -> str:
     """Runs a pod: what its program has read before anything else, then all pods have what the state says."""
     case = _CASES[title]
-    pod = node.pods[title] = _run(mode, title, case, node)
+    pod = node.pods[title] = run_case(mode, title, case, node)
     if case.level is QosLevel.DEDICATED:
         # Not later: what it has alone the others had left before it was created.
         _expect_alone(title, node)
@@ -215,7 +217,8 @@ def comes(mode: Mode, title: str, node: Node) -> str:
     return f"{_text(placed)}; first seen {' / '.join(first)}; {_pools_text(state)}"
 
 
-def _run(mode: Mode, title: str, case: Case, node: Node) -> Pod:
+def run_case(mode: Mode, title: str, case: Case, node: Node, script: str = _SCRIPT) -> Pod:
+    """Runs a pod, whose container has `/lab/out` for itself."""
     annotations = {QOS_LEVEL: case.level.value, **case.annotations}
     annotations |= {name: json.dumps(values) for name, values in case.enhancements.items()}
     spec = SlicePodSpec(title, case.kube_qos, {}, annotations, ())
@@ -223,7 +226,7 @@ def _run(mode: Mode, title: str, case: Case, node: Node) -> Pod:
     out.mkdir()
     container = ContainerSpec(
         resources=as_resources(case.requested),
-        command=("/bin/sh", "-c", _SCRIPT),
+        command=("/bin/sh", "-c", script),
         mounts={"/lab/out": str(out)},
     )
     spec = replace(spec, containers=(container,))
@@ -343,7 +346,7 @@ def is_refused(mode: Mode, case: Case, reason: str, node: Node) -> str:
     before = _state()
     seen = {title: _kernels(pod) for title, pod in node.pods.items()}
     try:
-        _run(mode, "refused", case, node)
+        run_case(mode, "refused", case, node)
     except grpc.RpcError as error:
         text = f"{error.code().name}: {error.details()}"
     else:
