@@ -299,7 +299,7 @@ class Core:
 
         def on_pods_changed(node: Node, uids: Iterable[str]) -> None:
             moves.on_pods_changed(node, uids)
-            boosts.on_pods_changed()
+            boosts.look_soon()
 
         self.node.on_pods_changed = on_pods_changed
         self.inventory.on_complete += (moves.on_inventory, self._on_inventory, self._write_missed)
@@ -413,6 +413,7 @@ class Core:
         self.upkeep.on_node_changed(node, changed)
         if changed & POOL_INPUTS:
             self.pools.look_soon()
+        self.starts.boosts.look_soon()
 
     async def _on_inventory(self) -> None:
         if not self._is_standby():

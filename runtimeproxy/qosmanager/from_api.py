@@ -68,8 +68,8 @@ _STATES: Final = {
 _KUBE_QOS_CLASSES: Final = frozenset(map(str, KubeQoSClass))
 _SUB_PRIORITY: Final = "koordinator.sh/priority"
 """Label of a pod. Source: Koordinator apis/extension/constants.go."""
-_STARTUP_BOOST: Final = "startup-boost"
-"""The policy that raises limits of containers that start: it owns values of a pod meanwhile."""
+_STARTUP_BOOST: Final = "plugin:startup-boost"
+"""The owner that raises limits of containers that start: it owns values of a pod meanwhile."""
 _INT32: Final = re.compile(r"-?[0-9]{1,10}")
 
 

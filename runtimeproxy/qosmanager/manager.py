@@ -211,6 +211,7 @@ class _PluginEntry:
         self.explained_s = 0.0
         self.threads_of: Sequence[str] = ()
         self.is_guarding = False
+        self.waiting_pods: tuple[str, ...] = ()
 
     @property
     def report(self) -> PluginReport:
@@ -225,6 +226,7 @@ class _PluginEntry:
             runner.problem or self.refused,
             runner.explanation,
             runner.left_out,
+            self.waiting_pods,
         )
 
     @property
@@ -251,6 +253,7 @@ class _PluginEntry:
             self._node_report = result.decision.node_report
         self.threads_of = result.decision.threads_of if result is not None else ()
         self.is_guarding = result is not None and result.decision.is_guarding
+        self.waiting_pods = tuple(result.decision.waiting_pods) if result is not None else ()
 
     @property
     def state(self) -> str:
@@ -303,6 +306,8 @@ class QosManager:
         self._last_round_s = time.monotonic()
         self._status = ""
         self._started_s = time.time()
+        # Something that the daemon is to know at once.
+        self._has_news = asyncio.Event()
 
     async def serve(self) -> None:
         # Until `finish`, whose error it raises.
@@ -477,7 +482,10 @@ class QosManager:
         is_claiming = is_enforced and runner.plugin.has_claims
         held = await session.take_over(connection) if is_claiming else ()
         result = await runner.run(snapshot, versions, held)
+        waiting = entry.waiting_pods
         entry.note_run(result)
+        if entry.waiting_pods != waiting:
+            self._has_news.set()
         if result is None:
             return
         claims, evictions = result.decision.claims, result.decision.evictions
@@ -523,8 +531,9 @@ class QosManager:
         while True:
             connection = self._client.connection
             source, _ = self._sampler.metrics_source
-            is_due = connection is not told or source is not told_source or time.monotonic() >= due_s
-            if connection is not None and is_due:
+            is_changed = connection is not told or source is not told_source or self._has_news.is_set()
+            self._has_news.clear()
+            if connection is not None and (is_changed or time.monotonic() >= due_s):
                 node = self._node_report
                 is_news = node is not None and (connection is not told or node != told_node)
                 try:
@@ -532,7 +541,9 @@ class QosManager:
                     told, told_node, told_source = connection, node if is_news else told_node, source
                 except DaemonAwayError:
                     told = None  # which the client reports
-            await asyncio.sleep(1.0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._has_news.wait()
 
     @property
     def _node_report(self) -> NodeReport | None:

@@ -132,6 +132,8 @@ class Decision(NamedTuple, Generic[StateT]):
     on; the first ones if all have too many."""
     is_guarding: bool = False
     """Whether it bounds BE pods by what others feel: CPU suppress claims nothing meanwhile."""
+    waiting_pods: Sequence[str] = ()
+    """Uids of pods that wait for CPUs more than they may: start-up boosts of others end."""
 
 
 class Need(NamedTuple):

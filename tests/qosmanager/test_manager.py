@@ -620,6 +620,31 @@ class Reporting(Rising):
         return super().run(snapshot, state)._replace(node_report=self.report)
 
 
+class Feeling(Rising):
+    """Says that pods wait for CPUs."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu-guard")
+        self.waiting_pods: list[str] = []
+
+    def run(self, snapshot: Snapshot, state: int) -> Decision[int]:
+        return super().run(snapshot, state)._replace(waiting_pods=self.waiting_pods)
+
+
+async def test_which_pods_wait_is_reported(serve: Serve) -> None:
+    plugin = Feeling()
+    async with serve(plugin) as manager:
+        daemon = manager.daemon
+
+        def told() -> list[str]:
+            return list(daemon.reports[-1].plugins[0].waiting_pods) if daemon.reports else ["none"]
+
+        await manager.wait_for(lambda: told() == [])
+        for uids in (["u1", "u2"], ["u2"], []):
+            plugin.waiting_pods = uids
+            await manager.wait_for(lambda uids=uids: told() == uids)
+
+
 REPORTS = '[plugins.katalyst-reporter]\nmode = "enforce"'
 
 

@@ -198,6 +198,8 @@ class CpuGuardPlugin(Plugin[GuardState]):
             explanation="; ".join(filter(None, notes)),
             threads_of=_threads_of(snapshot, guarded) if strategy.feedback else (),
             is_guarding=state.is_seeing,
+            # As in the law, a pod that waits for something else drives nothing.
+            waiting_pods=sorted(uid for uid, e in errors.items() if e > 1 and uid not in state.law.futile),
         )
 
     def _felt(

@@ -35,6 +35,7 @@ def starts_message(openings: ClassOpenings, boosts: StartupBoosts, store: PodSto
         boosted=boosts.rules.given,
         not_boosted=sum(boosts.rules.denied.values()),
         boost_problem=boosts.problem,
+        opening_problem=openings.problem,
     )
 
 

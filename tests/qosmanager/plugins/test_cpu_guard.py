@@ -525,3 +525,12 @@ def test_metrics() -> None:
     }
     assert values["koord_qos_manager_cpu_guard_blind"] == 1
     assert "koord_qos_manager_cpu_guard_error" not in values
+
+
+def test_pods_that_wait_end_boosts_of_others() -> None:
+    node = Guarded()
+    assert node.second(0.019).waiting_pods == []
+    node.seconds([0.04] * 3)
+    assert node.decision.waiting_pods == [WEB.uid]
+    node.remember(law=replace(node.state.law, futile={WEB.uid: node.metrics.now_s + 60}))
+    assert node.second(0.04).waiting_pods == []
