@@ -275,6 +275,9 @@ class StartupBoosts:
     def _pause_s(self) -> float:
         if not (self.rules.active or self._is_changed or self._undecided or self._left):
             return IDLE_LOOK_S
+        if self._is_idle() or not self._leased.ready.is_set():
+            # What is over cannot end now.
+            return LOOK_S
         next_s = self.rules.next_s()
         return LOOK_S if next_s is None else min(LOOK_S, max(0.0, next_s - self._now_s()))
 

@@ -19,7 +19,7 @@ from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.answers import by_parameter, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.boost_rules import QUIET_FROM_S, QUIET_S, End, NoBoost
-from runtimeproxy.ledger.boosts import OWNER, SAVED, StartupBoosts
+from runtimeproxy.ledger.boosts import LOOK_S, OWNER, SAVED, StartupBoosts
 from runtimeproxy.node.idle_cpus import IdleCpus
 from runtimeproxy.node.snapshot import Input as NodeInput
 from runtimeproxy.node.snapshot import InputState, LivePod, Node
@@ -539,3 +539,13 @@ async def test_no_boost_begins_while_another_pod_waits_for_cpus(node: Boosted) -
     node.boosts.is_pressed = lambda uid: False
     await node.pass_time(1.0)
     assert quotas(node) == ("160000", "160000")
+
+
+async def test_while_the_bypass_is_on_a_boost_that_is_over_is_looked_at_once_a_second(node: Boosted) -> None:
+    await node.run_web()
+    node.now_s += 59.5
+    assert node.boosts._pause_s() == pytest.approx(0.5)
+    node.now_s += 1.0
+    node.is_idle = True
+    await node.boosts.look()
+    assert node.boosts._pause_s() == LOOK_S
