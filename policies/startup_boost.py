@@ -64,5 +64,7 @@ class StartupBoost(Policy):
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the problems of the annotation; the boost itself is no value of the container."""
+        if STARTUP_BOOST not in container.pod.annotations:
+            return None
         problems = node.strategy_for(container.pod).problems_of(STARTUP_BOOST)
         return ContainerChange(problems=problems) if problems else None

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
 from runtimeproxy.cgroups.resctrl import ResctrlGroups
@@ -46,6 +46,7 @@ from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.network import network_control
 from runtimeproxy.ledger.openings import ClassOpenings, Starts
 from runtimeproxy.ledger.pools import POOL_INPUTS, NodePools, PoolConfiguration, pools_file
+from runtimeproxy.ledger.starts import PodStarts
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.idle_cpus import IdleCpus
 from runtimeproxy.node.snapshot import Input
@@ -222,7 +223,7 @@ class Core:
             folder,
             boot_id,
         )
-        self.starts = StartParts(openings, boosts)
+        self.starts = PodStarts(openings, boosts)
         history = EvictionHistory(folder, boot_id, disk)
         self.evictor = Evictor(self.store, runtime, self.audit.claims, _bounds(settings), history)
         if api_server is not None:
@@ -259,8 +260,7 @@ class Core:
             allocations=allocations,
             pools=self.pools,
             network=network_upkeep,
-            openings=openings,
-            boosts=boosts,
+            starts=self.starts,
         )
         self.state = SavedState(
             CheckpointSync(folder, self.inventory, self.ledger, disk, is_standby),
@@ -270,8 +270,7 @@ class Core:
             sysctls,
             history,
             self.leased,
-            openings,
-            boosts,
+            self.starts,
             self.policies.modes,
             AuditHistory(
                 folder, self.audit, disk, self._configured_modes, has_file=bool(settings.audit.file)
@@ -291,8 +290,7 @@ class Core:
                 note_record(kind, identity, is_observed)
             self.pools.on_record(identity)
             if kind is RowKind.CONTAINER:
-                openings.on_container(identity)
-                boosts.on_container(identity)
+                self.starts.on_container(identity)
 
         self.store.on_change = on_record
         moves = CpuMoves(self.store, self.node, self.upkeep, allocations, self._is_idle, spawn)
@@ -382,8 +380,7 @@ class Core:
             self._spawn(self.services.network.run())
         self._spawn(self.pools.run())
         self._spawn(self.leased.run())
-        self._spawn(self.starts.openings.run())
-        self._spawn(self.starts.boosts.run())
+        self.starts.run(self._spawn)
         self._spawn(self.upkeep.verify((Level.NODE, Level.QOS_CLASS)))
         self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
 
@@ -475,13 +472,6 @@ class Core:
                 with suppress(ValueError):
                     return host_application_cgroup(each, node.cgroup_driver)
         return ""
-
-
-class StartParts(NamedTuple):
-    """What pods and containers have while they start."""
-
-    openings: ClassOpenings
-    boosts: StartupBoosts
 
 
 class FoundPolicy:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.ledger.allocations import NodeAllocations
     from runtimeproxy.ledger.books import Wanted
-    from runtimeproxy.ledger.boosts import StartupBoosts
-    from runtimeproxy.ledger.openings import ClassOpenings
     from runtimeproxy.ledger.pools import NodePools
+    from runtimeproxy.ledger.starts import PodStarts
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.records import Book
     from runtimeproxy.pods.store import PodStore
@@ -132,8 +131,7 @@ class CoreServices:
         allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
         pools: Katalyst's pools; None where a front end has none.
         network: Brings running pods to the network's QoS; None where that is not managed.
-        openings: Lifts bounds of classes while pods start; None where nothing does.
-        boosts: Start-up boosts of containers; None where there are none.
+        starts: What pods and containers have while they start; None where there is nothing.
         pending_updates: Those that the runtime has not answered, oldest first, by container.
         order: Which event waits for which.
     """
@@ -147,8 +145,7 @@ class CoreServices:
     allocations: NodeAllocations | None = None
     pools: NodePools | None = None
     network: NetworkUpkeep | None = None
-    openings: ClassOpenings | None = None
-    boosts: StartupBoosts | None = None
+    starts: PodStarts | None = None
     store: PodStore = field(init=False)
     pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
     order: EventOrder = field(default_factory=EventOrder)
@@ -169,13 +166,13 @@ class CoreServices:
 
     def begin_start(self, uid: str, cgroup_parent: str) -> None:
         """A pod is about to be created, in this cgroup: bounds may be lifted for it."""
-        if self.openings is not None:
-            self.openings.on_starting(uid, cgroup_parent)
+        if self.starts is not None:
+            self.starts.openings.on_starting(uid, cgroup_parent)
 
     def end_start(self, uid: str) -> None:
         # The pod is not created.
-        if self.openings is not None:
-            self.openings.on_not_created(uid)
+        if self.starts is not None:
+            self.starts.openings.on_not_created(uid)
 
     def priority_of(self, uid: str) -> int | None:
         """The `spec.priority` of a pod; None if it is not known."""

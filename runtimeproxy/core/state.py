@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from runtimeproxy.core.eviction_history import EvictionHistory
     from runtimeproxy.core.modes import ModeOverrides
     from runtimeproxy.ledger.allocations import NodeAllocations
-    from runtimeproxy.ledger.boosts import StartupBoosts
     from runtimeproxy.ledger.journal import Journal
     from runtimeproxy.ledger.kernel_settings import KernelSettings
     from runtimeproxy.ledger.leased import LeasedClaims
-    from runtimeproxy.ledger.openings import ClassOpenings
     from runtimeproxy.ledger.pools import NodePools
+    from runtimeproxy.ledger.starts import PodStarts
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +47,7 @@ class SavedState:
         sysctls: KernelSettings | None,
         history: EvictionHistory,
         leased: LeasedClaims,
-        openings: ClassOpenings,
-        boosts: StartupBoosts,
+        starts: PodStarts,
         modes: ModeOverrides,
         audit: AuditHistory,
         boot_id: str,
@@ -61,8 +59,7 @@ class SavedState:
         self.sysctls = sysctls
         self._history = history
         self._leased = leased
-        self._openings = openings
-        self._boosts = boosts
+        self._starts = starts
         self._modes = modes
         self.audit = audit
         self.boot_id = boot_id
@@ -70,12 +67,10 @@ class SavedState:
     @property
     def unusable_files(self) -> list[str]:
         """The files that could not be used at the start, each with the reason."""
-        savers = (
-            *(self.allocations, self.pools, self._openings, self._boosts),
-            *(self._modes, self._history, self.audit),
-        )
+        savers = (*(self.allocations, self.pools, self._modes, self._history, self.audit),)
         files = (
             *self._leased.files,
+            *self._starts.files,
             *(self.sysctls.files if self.sysctls is not None else ()),
             *(each.file for each in savers if each is not None),
         )
@@ -104,8 +99,7 @@ class SavedState:
             await self.allocations.load()
         await self.pools.load()
         await self._history.load()
-        await self._openings.load()
-        await self._boosts.load()
+        await self._starts.load()
 
     async def flush(self, executor: Executor) -> bool:
         """Writes all changes of the records, and the leases; returns whether the records are on disk now.

@@ -465,9 +465,9 @@ class Containers:
         await self._verify(record, pod)
         for work in on_container_started(core, record, decided, START):
             await work()
-        if core.boosts is not None:
+        if core.starts is not None:
             left_s = until_s - asyncio.get_running_loop().time()
-            await core.boosts.settled(record.id, min(BOOST_S, max(left_s, 0.0)))
+            await core.starts.boosts.settled(record.id, min(BOOST_S, max(left_s, 0.0)))
         if record.id in self._services.undecided:
             self._services.undecided.discard(record.id)
             await core.evaluator.evaluate_pod(pod.id)

@@ -11,15 +11,15 @@ from runtimeproxy.service.api.values import timestamp
 
 if TYPE_CHECKING:
     from runtimeproxy.ledger.boost_rules import Boost
-    from runtimeproxy.ledger.boosts import StartupBoosts
-    from runtimeproxy.ledger.openings import ClassOpenings
+    from runtimeproxy.ledger.starts import PodStarts
     from runtimeproxy.pods.store import PodStore
 
 MOST_BOOSTS: Final = 100
 
 
-def starts_message(openings: ClassOpenings, boosts: StartupBoosts, store: PodStore) -> api_pb2.StartsStatus:
+def starts_message(starts: PodStarts, store: PodStore) -> api_pb2.StartsStatus:
     """Openings and boosts of now."""
+    openings, boosts = starts.openings, starts.boosts
     to_wall_s = time.time() - openings.now_s()
     rules = openings.rules
     shown = [

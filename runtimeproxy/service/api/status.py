@@ -154,7 +154,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
             core.state,
             node.latest,
             settings,
-            starts_message(core.starts.openings, core.starts.boosts, store),
+            starts_message(core.starts, store),
         ),
         node=_node(node, policies.chain.policies, settings),
         last_reload=_reload(parts.configuration, policies.loaded.changed_code),

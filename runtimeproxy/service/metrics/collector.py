@@ -50,11 +50,10 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.counts import PolicyCounts
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.kubernetes.source import KubernetesSource
-    from runtimeproxy.ledger.boost_rules import Boosts
     from runtimeproxy.ledger.leased import LeasedClaims
     from runtimeproxy.ledger.ledger import Ledger
-    from runtimeproxy.ledger.openings import Openings
     from runtimeproxy.ledger.pools import NodePools
+    from runtimeproxy.ledger.starts import PodStarts
     from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.inventory import Inventory
@@ -159,7 +158,7 @@ def samples(parts: Parts, received: Received) -> Iterator[Sample]:
     yield from _of_servers(policies.servers)
     yield from _of_ledger(ledger)
     yield from of_books(ledger.books)
-    yield from _of_starts(core.starts.openings.rules, core.starts.boosts.rules)
+    yield from _of_starts(core.starts)
     yield from _of_upkeep(core.upkeep, core.state)
     yield from _of_groups(core.state, core.store)
     yield from _of_claims(core.leased)
@@ -341,8 +340,8 @@ def _of_ledger(ledger: Ledger) -> Iterator[Sample]:
         yield Sample("ledger_unapplied_values", number, (cause,))
 
 
-def _of_starts(openings: Openings, boosts: Boosts) -> Iterator[Sample]:
-    """What pods have while they start."""
+def _of_starts(starts: PodStarts) -> Iterator[Sample]:
+    openings, boosts = starts.openings.rules, starts.boosts.rules
     yield Sample("class_openings", len(openings.open_until_s()))
     yield Sample("class_openings_total", openings.opened)
     for not_opened in NotOpened:
