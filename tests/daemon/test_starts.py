@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -194,7 +195,7 @@ def test_none_of_many_restarts_is_missed(
             for each in boxes:
                 each.create().start()
             for each in boxes:
-                kinds[wait_until(lambda each=each: kind_of(each), "a boost, or a reason")] += 1
+                kinds[wait_until(partial(kind_of, each), "a boost, or a reason")] += 1
             for each in boxes:
                 request = cri.RemoveContainerRequest(container_id=each.container)
                 client.runtime.RemoveContainer(request, timeout=CALL_TIMEOUT_S)

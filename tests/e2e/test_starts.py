@@ -100,7 +100,9 @@ class Scene:
         with CriClient(self.daemon.socket.parent / "admin" / "api.sock") as client:
             return call(api_pb2_grpc.AdminStub(client.channel))
 
-    def claim(self, owner: str, target: api.ClaimTarget, role: int, value: str) -> None:
+    def claim(
+        self, owner: str, target: api.ClaimTarget, role: api.ExplainedClaim.Role.ValueType, value: str
+    ) -> None:
         """Claims this quota, and nothing else."""
         self.sequences[owner] = self.sequences.get(owner, 0) + 1
         key = api.ClaimKey(target=target, field=QUOTA, role=role)
