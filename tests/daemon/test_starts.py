@@ -50,7 +50,8 @@ def starts_of(daemon: ProxyProcess) -> api_pb2.StartsStatus:
 
 
 def quota(files: CgroupFiles, cgroup: str) -> str:
-    return files.read(cgroup, "cpu.max").split()[0]
+    # Empty while it is being written.
+    return (files.read(cgroup, "cpu.max").split() or [""])[0]
 
 
 def best_effort_starts(daemon: ProxyProcess, client: CriClient, files: CgroupFiles, mode: str) -> None:
@@ -86,7 +87,7 @@ def service_starts(daemon: ProxyProcess, client: CriClient, files: CgroupFiles, 
     made.start()
     if mode == "nri":
         # The program did not run before.
-        assert quota(files, cgroup_of(made)) == "150000"
+        assert quota(files, cgroup_of(made)) in ("150000", "")
     parent = config.linux.cgroup_parent
     wait_until(lambda: {quota(files, each) for each in (cgroup_of(made), parent)} == {"150000"}, "the boost")
     assert booked_quota(client, made) == 50_000
