@@ -52,6 +52,4 @@ def plugin_report(message: api_pb2.QosPluginStatus) -> PluginReport:
     # Its fields have the names of the message's.
     found = {name: getattr(message, name) for name in PluginReport._fields}
     left_out = {each.reason: tuple(each.pod_uids) for each in message.left_out}
-    waiting = tuple(message.waiting_pods)
-    mode = MODE_OF.get(message.mode, Mode.OFF)
-    return PluginReport(**{**found, "mode": mode, "left_out": left_out, "waiting_pods": waiting})
+    return PluginReport(**{**found, "mode": MODE_OF.get(message.mode, Mode.OFF), "left_out": left_out})

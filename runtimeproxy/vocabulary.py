@@ -125,5 +125,3 @@ class PluginReport(NamedTuple):
     explanation: str = ""
     left_out: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     """By reason: uids of the pods that it leaves out."""
-    waiting_pods: tuple[str, ...] = ()
-    """Uids of those that wait for CPUs more than they may."""

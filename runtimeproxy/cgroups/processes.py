@@ -36,6 +36,8 @@ MOST_VALUES: Final = 8
 """In the text of what a cgroup's processes have."""
 MORE: Final = "..."
 """Stands for others in that text."""
+KEPT: Final = ""
+"""The text of a process that keeps what it has, whatever the others of its cgroup get."""
 NOT_VISIBLE: Final = (
     "its processes are not visible from here: the daemon has to run in the node's PID namespace (hostPID), "
     "with a procfs that shows all"
@@ -71,7 +73,7 @@ class ProcessAccess(Protocol):
         ...
 
     def read(self, pid: int, folder: int) -> str:
-        """The text of its value, one word.
+        """The text of its value, one word; `KEPT` for a process that is not to get another one.
 
         Args:
             pid: Of the process or thread, as this process sees it; only `folder` is sure to be of this one.
@@ -199,7 +201,7 @@ class ProcessValues:
         if pids and not counts and pids.keys() & self._members(form, cgroup, version).pids.keys():
             # Not ended: procfs hides them (`hidepid`).
             raise ProcessLookupError(errno.ESRCH, NOT_VISIBLE)
-        found = [each for each, _ in counts.most_common(MOST_VALUES)]
+        found = [each for each, _ in counts.most_common(MOST_VALUES) if each != KEPT]
         return " ".join((*sorted(found), *([MORE] if len(counts) > MOST_VALUES else ()))) + "\n"
 
     def write(

@@ -23,6 +23,8 @@ from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.cgroups.paths import ROOT_PATH, CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.processes import DEFAULT_PROCFS, CgroupAccess, ProcessAccess, ProcessValues
 from runtimeproxy.cgroups.resctrl import GROUP_FIELD, MONITOR_FIELD, ResctrlGroups
+from runtimeproxy.cgroups.slices import FIELD as SLICE_FIELD
+from runtimeproxy.cgroups.slices import Slices
 from runtimeproxy.fields import devices
 from runtimeproxy.fields.formats import FileFormat, ProcessFormat, Value, weight_v2
 from runtimeproxy.fields.tables import PARAMETERS, check_value
@@ -473,6 +475,7 @@ class CgroupWriter:
             CORE_GROUP: self.groups,
             GROUP_FIELD: resctrl.members,
             MONITOR_FIELD: resctrl.monitors,
+            SLICE_FIELD: Slices(),
         }
         self._processes = ProcessValues(procfs, {**known, **(accesses or {})}, of_cgroups)
         self._mounts: dict[str, Mount] = {}

@@ -49,7 +49,7 @@ from runtimeproxy.ledger.pools import POOL_INPUTS, NodePools, PoolConfiguration,
 from runtimeproxy.ledger.starts import PodStarts
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.idle_cpus import IdleCpus
-from runtimeproxy.node.snapshot import Input
+from runtimeproxy.node.snapshot import Feature, Input
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.checkpoint.codec import RowKind
 from runtimeproxy.pods.inventory import Inventory
@@ -194,6 +194,7 @@ class Core:
                 self.inventory.cgroup_of,
                 self._host_cgroup,
                 lambda pool, field: self.pools.pool_problem(pool, field),  # noqa: PLW0108 - made below
+                lambda: Feature.CLASS_IDLE in self.node.latest.features,
             ),
             self.upkeep.in_worker,
             self._is_idle,
@@ -223,6 +224,7 @@ class Core:
             folder,
             boot_id,
         )
+        boosts.is_pressed, self.leased.on_waiting = self.leased.is_pressed, boosts.look_soon
         self.starts = PodStarts(openings, boosts)
         history = EvictionHistory(folder, boot_id, disk)
         self.evictor = Evictor(self.store, runtime, self.audit.claims, _bounds(settings), history)

@@ -375,6 +375,13 @@ def _rights_of_policies(facts: Facts, unit: Mapping[str, str]) -> Findings:
             "the policy core-sched may not read or set cookies of tasks: the unit lacks CAP_SYS_PTRACE",
             "install the drop-in koord-runtime-proxy.service.d/70-core-sched.conf",
         )
+    guard = facts.node.strategies.cpu_guard
+    has_slices = guard.enable and guard.slice and Feature.SLICE in facts.node.features
+    if has_slices and "CapabilityBoundingSet" in unit and "cap_sys_nice" not in capabilities:
+        yield _problem(
+            "slice of cpu-guard-config: the unit lacks CAP_SYS_NICE, which tasks of other users need",
+            "install the drop-in koord-runtime-proxy.service.d/70-slices.conf",
+        )
     if "oom-score" in policies and "CapabilityBoundingSet" in unit and "cap_sys_resource" not in capabilities:
         yield _warning(
             "the policy oom-score cannot lower the score of what runs: the unit lacks CAP_SYS_RESOURCE",

@@ -139,7 +139,7 @@ DECLARED: tuple[Declaration, ...] = (
         "cpu.idle",
         0,
         maximum=1,
-        levels=frozenset({ClaimLevel.HOST_APPLICATION, ClaimLevel.POD}),
+        levels=frozenset({ClaimLevel.HOST_APPLICATION, ClaimLevel.POD, ClaimLevel.QOS_CLASS}),
         direction=Direction.SMALLER,
         koordlet="CoreSched",
         feature="idle",
@@ -281,7 +281,17 @@ DECLARED: tuple[Declaration, ...] = (
         **_in_cri("memory_swap_limit_bytes", "memory_swap_limit_in_bytes", "memory", "swap"),
         unlimited_is_absent=True,
     ),
-    # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
+    # How long a task runs until another one that waits gets its turn. Source: `cgroups/slices.py`.
+    Declaration(
+        name="sched_slice_us",
+        neutral=0,
+        maximum=99_999,
+        policy_minimum=100,
+        levels=_ON_PODS,
+        processes=formats.number_of_threads("sched_slice_us"),
+        capability="CAP_SYS_NICE",
+        feature="slice",
+    ),
     # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
     # Source: Linux, admin-guide/hw-vuln/core-scheduling.rst; kernel/sched/core_sched.c.
     Declaration(

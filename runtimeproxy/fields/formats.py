@@ -84,6 +84,26 @@ def number_of_processes(file: str) -> ProcessFormat:
     )
 
 
+def number_of_threads(name: str) -> ProcessFormat:
+    """A number that is no file of procfs, and 0 for threads that have none."""
+
+    def decode(text: str) -> Value:
+        # Threads that have just come may have none yet.
+        found = {_number(each) for each in text.split()}
+        found = found - {0} or found
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} numbers")
+        return found.pop()
+
+    return ProcessFormat(
+        name,
+        str,
+        decode,
+        lambda value, text: all(_number(each) == value for each in text.split()),
+        members=Members.THREADS,
+    )
+
+
 def word_of_threads(name: str) -> ProcessFormat:
     # One word, which is no file of procfs.
     def matches(value: Value, text: str) -> bool:

@@ -89,7 +89,13 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
             )
         ),
         "cpu-guard": BuiltIn(
-            ("cpu.cfs_quota_us at_most qos-class", "cpuset.cpus at_most qos-class", "cpu.idle set pod")
+            (
+                "cpu.cfs_quota_us at_most qos-class",
+                "cpuset.cpus at_most qos-class",
+                "cpu.idle set pod qos-class",
+                "cpu.shares set pod",
+                "sched_slice_us set pod",
+            )
         ),
         "katalyst-cpu-suppression": BuiltIn(may_evict=True),
         "katalyst-cpu-load": BuiltIn(may_evict=True),

@@ -457,6 +457,7 @@ def plan_values(
     }
     if IDLE in results:
         results[IDLE] = _unless_weighted(results[IDLE], results.get(SHARES))
+    is_without_weight = IDLE in results and SHARES in results and results[IDLE].value == 1
     known = replace(book, originals=originals)
     planned = {
         name: _with_given_back(
@@ -470,6 +471,9 @@ def plan_values(
         else _given_back_value(book, name, present.get(name), formats, fitted)
         for name, entry in book.entries.items()
     }
+    if is_without_weight:
+        # The file shows that of all idle cgroups.
+        planned[SHARES] = _PlannedValue(book.entries[SHARES]._replace(resolved=None))
     if _leaves_idle(book, planned) and SHARES in present:
         # What the file holds while the cgroup is idle is no weight, and the kernel's default replaces it.
         present = {**present, SHARES: present[SHARES]._replace(text="")}
@@ -490,7 +494,11 @@ def plan_values(
         left={name: each.left for name, each in planned.items() if each.left},
         given_back=frozenset(planned.keys() - entries.keys()),
         resolved=results,
-        used={name: _used(result, fitted.get(name)) for name, result in results.items()},
+        used={
+            name: _used(result, fitted.get(name))
+            for name, result in results.items()
+            if not (is_without_weight and name == SHARES)
+        },
         bounded=frozenset(name for name, result in results.items() if result.is_bounded),
     )
 
@@ -498,9 +506,12 @@ def plan_values(
 def _unless_weighted(idle: Resolved, weight: Resolved | None) -> Resolved:
     """The result for `cpu.idle`: the kernel refuses weights of an idle cgroup, so an owner of these counts.
 
+    One that claims both wants it idle in place of a weight, also of one that others claim.
     Source: Linux kernel/sched/fair.c, sched_group_set_shares.
     """
     if weight is None or not weight.used or idle.value != 1:
+        return idle
+    if {each.owner for each in weight.used} == {each.owner for each in idle.used}:
         return idle
     reason = f"{weight.used[0].owner} sets {SHARES}, which the kernel refuses while it is 1"
     notes = tuple(Note(claim, ClaimOutcome.LOST, reason) for claim in idle.used)

@@ -12,6 +12,7 @@ from runtimeproxy.cgroups.paths import cgroup_id, path_or_none
 from runtimeproxy.fields.tables import IDLE
 from runtimeproxy.ledger.answers import class_cgroups, target_of
 from runtimeproxy.ledger.target import CgroupTarget
+from runtimeproxy.node.machine import SYSTEMD_IDLE
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 from runtimeproxy.vocabulary import ClaimKey, ClaimLevel
@@ -34,6 +35,7 @@ class ClaimPlaces:
     Args:
         cgroup_of: The cgroup of a container; empty if it is not known.
         host_cgroup: The cgroup of a host application by its name; empty if there is none.
+        is_class_reset: Whether a weight of an idle QoS class is taken: see `Feature.CLASS_IDLE`.
         pool_problem: Why a pool, by its name, has no value of this field; empty if it has.
     """
 
@@ -43,11 +45,13 @@ class ClaimPlaces:
         cgroup_of: Callable[[PodRecord, ContainerRecord], str],
         host_cgroup: Callable[[str], str],
         pool_problem: Callable[[str, str], str] = lambda pool, field: "there are no pools",
+        is_class_reset: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._cgroup_of = cgroup_of
         self._host_cgroup = host_cgroup
         self._pool_problem = pool_problem
+        self._is_class_reset = is_class_reset
         self._classes: dict[KubeQoSClass, str] = {}
 
     def find(self, key: ClaimKey) -> ClaimPlace | str:
@@ -64,7 +68,12 @@ class ClaimPlaces:
                 return f"{IDLE} is for pods that are BestEffort in Kubernetes: others have weights"
             return ClaimPlace(target_of(found[-1]))
         if key.level is ClaimLevel.QOS_CLASS:
-            return self._class(key.target)
+            if key.field == IDLE and key.target != KubeQoSClass.BEST_EFFORT:
+                return f"{IDLE} is for the class {KubeQoSClass.BEST_EFFORT}: others have weights"
+            place = self._class(key.target)
+            if key.field == IDLE and isinstance(place, ClaimPlace):
+                return self._idle_problem(place.target.cgroup) or place
+            return place
         if key.level is ClaimLevel.POOL:
             problem = self._pool_problem(key.target, key.field)
             return problem or ClaimPlace(CgroupTarget(Level.NODE, "", f"pool {key.target}"))
@@ -72,6 +81,19 @@ class ClaimPlaces:
         if path_or_none(cgroup) is None:
             return f"there is no host application {key.target[:64]}, or its cgroup is not known"
         return ClaimPlace(CgroupTarget(Level.NODE, cgroup, key.target))
+
+    def _idle_problem(self, cgroup: str) -> str:
+        """Why a QoS class cannot be idle; empty if it can.
+
+        The kubelet writes its weight every minute, and at its start, which fails where that is refused.
+        """
+        if not cgroup.endswith(".slice"):
+            return (
+                "the kubelet writes the weight of an idle class itself (cgroupfs), which the kernel refuses"
+            )
+        if not self._is_class_reset():
+            return f"an idle class needs cgroup version 2 and systemd {SYSTEMD_IDLE}, whose weights end it"
+        return ""
 
     def keys(self) -> dict[str, tuple[ClaimLevel, str]]:
         """Maps the id of each known cgroup to claim level and target."""

@@ -110,6 +110,8 @@ class ClaimsRequest(NamedTuple):
     claims: Sequence[GivenClaim] = ()
     ended: Sequence[ClaimKey] = ()
     refused: Sequence[Refused] = ()
+    waiting_pods: frozenset[str] = frozenset()
+    """Uids of pods that wait for CPUs longer than they may."""
 
 
 class ClaimsResponse(NamedTuple):
@@ -150,6 +152,7 @@ class OwnedClaims:
         requests: that came in, by what became of them.
         refusals: refused claims, by cause.
         lapses: how many leases with claims have ended.
+        waiting_pods: as the last request says.
         is_advice_late: whether claims on pools have ended with the lease, and the owner has claimed nothing
             since.
     """
@@ -164,6 +167,7 @@ class OwnedClaims:
     requests: Counts[Answer] = field(default_factory=Counts)
     refusals: Counts[str] = field(default_factory=Counts)
     lapses: int = 0
+    waiting_pods: frozenset[str] = frozenset()
     is_advice_late: bool = False
     size_bytes: int = 0
     applied: dict[ClaimKey, _Applied] = field(default_factory=dict)
@@ -252,6 +256,7 @@ class LeasedClaims:
     Attributes:
         ready: Set once the claims of the process before this one are known.
         on_pool_claims: Called when claims on Katalyst's pools have changed.
+        on_waiting: Called when other pods wait for CPUs longer than they may.
         withheld: What an owner of this process wants and does not claim yet.
         unwritten: Parameters that another agent of this node writes: claims on them are not applied.
         files: What outlives this process, beside the claims in the checkpoint.
@@ -292,6 +297,7 @@ class LeasedClaims:
         self.owners: dict[str, OwnedClaims] = {}
         self.ready = asyncio.Event()
         self.on_pool_claims: Callable[[], None] = lambda: None
+        self.on_waiting: Callable[[], None] = lambda: None
         self.withheld: Callable[[], Iterable[Unapplied]] = lambda: ()
         self.unwritten: Mapping[str, str] = {}
         self._loading = asyncio.Lock()
@@ -391,6 +397,9 @@ class LeasedClaims:
                 text = "claims of %s: another session has taken over"
                 logger.warning(text, owned.owner.name, extra={"owner": owned.owner.name})
             owned.lease = lease
+            if owned.waiting_pods != request.waiting_pods:
+                owned.waiting_pods = request.waiting_pods
+                self.on_waiting()
             if owned.is_advice_late:
                 owned.is_advice_late = False
                 self.on_pool_claims()
@@ -419,9 +428,20 @@ class LeasedClaims:
             for key in keys:
                 owned.drop(key)
             owned.lease, owned.refused = leases.ended(owned.lease), 0
-            owned.is_advice_late = False
+            owned.is_advice_late, owned.waiting_pods = False, frozenset()
             self.on_pool_claims()
             return Answer.TAKEN, count, await self._sync(owned, keys)
+
+    def is_pressed(self, uid: str) -> bool:
+        """Whether a pod other than this one waits for CPUs longer than it may, as far as an owner says so."""
+        now_s = self.now_s()
+        return any(
+            owned.waiting_pods - {uid}
+            for owned in self.owners.values()
+            if owned.owner.mode is Mode.ENFORCE
+            and owned.lease.end_s is not None
+            and now_s < owned.lease.end_s
+        )
 
     async def take_over(self, name: str, session: str) -> OwnedClaims:
         """Lets a session go on from the present claims of an owner.

@@ -15,7 +15,7 @@ from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path
 from runtimeproxy.cgroups.processes import NOT_VISIBLE
 from runtimeproxy.cgroups.resctrl import FOREIGN
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
-from runtimeproxy.fields.tables import LISTS, OF_PROCESSES, PERIOD, QUOTA, SHARES
+from runtimeproxy.fields.tables import IDLE, LISTS, OF_PROCESSES, PERIOD, QUOTA, SHARES
 from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BOUNDING, Books, Known
@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 LOWERED_S: Final = 30.0
 """How long a pod's burst stays below the quota that the kubelet is about to write there, which the kernel
 would refuse otherwise. The kubelet writes it after it has updated the pod's containers."""
+AFTER_RESET_S: Final = 0.5
+"""How long a class stays as it is when idle was ended for a weight: after systemd the kubelet writes the
+weight itself, which the kernel would refuse."""
 NEW: Final = "new"
 """Stands for the cgroup of a container that has none yet."""
 
@@ -91,6 +94,8 @@ class Planner:
         self._now_s = clock
         # Upper limits of pods' bursts, and until when they apply.
         self._lowered: dict[Path, tuple[int, float]] = {}
+        # Idle classes whose idle has ended, and since when that is known.
+        self._reset_s: dict[Path, float] = {}
         self.foreign = ForeignWriters(clock)
         self.repaired: dict[Path, dict[str, str]] = {}
         self.refused_bounds: set[Path] = set()
@@ -99,6 +104,7 @@ class Planner:
         self.foreign.forget(path)
         self.repaired.pop(path, None)
         self.refused_bounds.discard(path)
+        self._reset_s.pop(path, None)
 
     def lower_burst(self, path: Path, most_us: int) -> None:
         """Keeps a pod's burst below a quota for a time."""
@@ -218,6 +224,8 @@ class Planner:
             if not any(each.owner.kind is ClaimantKind.SERVER for each in book.entries[name].claims)
         }
         only_observed |= self._written_by_others(path, known, book, present, cause)
+        if book.level is Level.QOS_CLASS and IDLE in book.entries:
+            only_observed |= self._reset_class(path, book.entries[IDLE], present.get(IDLE))
         if cause is SettleCause.COMPARISON and (missing := book.entries.keys() - present.keys()):
             why = self._why_missing(path, present)
             only_observed |= dict.fromkeys(missing, why)
@@ -225,6 +233,19 @@ class Planner:
                 unread = UnappliedCause.UNREADABLE, NOT_VISIBLE
                 only_observed |= dict.fromkeys(missing & OF_PROCESSES, unread)
         return _Source(book, present, only_observed)
+
+    def _reset_class(
+        self, path: Path, entry: Entry, found: FileText | None
+    ) -> dict[str, tuple[UnappliedCause, str]]:
+        """An idle class whose weight is being written: systemd ends idle, then the kubelet writes, too."""
+        is_reset = entry.resolved == 1 and found is not None and self._files.matches(IDLE, 0, found.text)
+        if not is_reset or not entry.claims:
+            self._reset_s.pop(path, None)
+            return {}
+        now_s = self._now_s()
+        if now_s - self._reset_s.setdefault(path, now_s) >= AFTER_RESET_S:
+            return {}
+        return {IDLE: (UnappliedCause.TURN, "a weight of it is being written")}
 
     def _why_missing(self, path: Path, present: Mapping[str, FileText]) -> tuple[UnappliedCause, str]:
         """Why files of a cgroup cannot be read."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from runtimeproxy.cgroups.core_scheduling import is_supported
+from runtimeproxy.cgroups import core_scheduling, slices
 from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.node.api_server import ApiServerInputs, joined
 from runtimeproxy.node.block_devices import BlockDevices, read_block_devices
@@ -33,6 +33,7 @@ from runtimeproxy.node.machine import (
     read_features,
     read_memory,
     read_processor,
+    systemd_version,
 )
 from runtimeproxy.node.object_folder import FolderObjects, ObjectFolder, StrategyTexts
 from runtimeproxy.node.objects import Kind, NodeObject, Reader, TopologyFacts
@@ -178,6 +179,7 @@ class NodeInputs:
         self._local_read_s = now_s
         cpus = self._local.cpus
         online = frozenset(cpu.id for cpu in cpus or () if cpu.is_online)
+        is_here = places.procfs == _PROCFS
         if cpus is None or online != facts.online_cpus:
             cpus = read_cpus(places.sysfs)
         self._local = _Local(
@@ -190,11 +192,13 @@ class NodeInputs:
                 places.sysfs,
                 places.procfs,
                 # Of the kernel, whatever a test's folder says.
-                has_cookies=places.procfs == _PROCFS and is_supported()
+                has_cookies=is_here and core_scheduling.is_supported()
                 if places.has_cookies is None
                 else places.has_cookies,
+                has_slices=is_here and slices.is_supported(),
+                systemd=systemd_version() if is_here else 0,
             )
-            | (network_features() if places.procfs == _PROCFS else frozenset()),
+            | (network_features() if is_here else frozenset()),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),
             block_devices=read_block_devices(places.sysfs, places.procfs),
             resctrl=read_resctrl(places.sysfs),

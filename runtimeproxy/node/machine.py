@@ -32,11 +32,16 @@ PROGRAM_FOLDERS: Final = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/
 _CAP_NET_ADMIN: Final = 12
 """Source: Linux include/uapi/linux/capability.h."""
 
+SYSTEMD_IDLE: Final = 252
+"""From this version on systemd writes `cpu.idle` 0 before a weight. Source: systemd src/core/cgroup.c,
+cgroup_apply_unified_cpu_idle."""
 SYSTEMD: Final = "systemd"
 CGROUPFS: Final = "cgroupfs"
 """The kubelet's cgroup drivers. Source: kubelet.config.k8s.io/v1beta1, cgroupDriver."""
 _ROOT_NAMES: Final = {"kubepods.slice": SYSTEMD, "kubepods": CGROUPFS}
 """Name of the kubelet's root cgroup by driver. Source: Koordinator pkg/koordlet/util/system."""
+
+_SYSTEMD_FOLDERS: Final = ("usr/lib/systemd", "usr/lib64/systemd", "usr/lib/*/systemd")
 
 _SYSCTLS: Final = {
     Feature.CORE_SCHED_SYSCTL: "sys/kernel/sched_core",
@@ -142,11 +147,19 @@ def _number(path: Path, default: int = 0) -> int:
 
 
 def read_features(
-    facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path, *, has_cookies: bool = False
+    facts: NodeFacts,
+    cgroup_root: Path,
+    sysfs: Path,
+    procfs: Path,
+    *,
+    has_cookies: bool = False,
+    has_slices: bool = False,
+    systemd: int = 0,
 ) -> frozenset[Feature]:
     """The features of the kernel; those with files in cgroups are missing until there is a cgroup.
 
-    `has_cookies`: whether the kernel has them for tasks, which no file tells.
+    `has_cookies`, `has_slices`: whether the kernel has them for tasks, which no file tells. `systemd`:
+    its version.
     """
     # A kernel with a feature has all of its files.
     lacking = {each.feature for each in PARAMETERS.values() if not _has(facts, each)}
@@ -168,6 +181,10 @@ def read_features(
         found.add(Feature.CORE_SCHED_FEATURE)
     if has_cookies or is_switched or Feature.CORE_SCHED_SYSCTL in found:
         found.add(Feature.CORE_SCHED)
+    if has_slices:
+        found.add(Feature.SLICE)
+    if Feature.IDLE in found and facts.controllers.get("cpu") == 2 and systemd >= SYSTEMD_IDLE:
+        found.add(Feature.CLASS_IDLE)
     return frozenset(found)
 
 
@@ -195,6 +212,18 @@ def has_net_admin() -> bool:
     """Whether this process may change the network."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(Path("/proc/self/status")), re.MULTILINE)
     return found is not None and bool(int(found[1], 16) >> _CAP_NET_ADMIN & 1)
+
+
+def systemd_version(root: Path = Path("/")) -> int:
+    """The version of the systemd that runs this node, by the name of its library; 0: none, or not known."""
+    if _text(root / "proc/1/comm") != "systemd":
+        return 0
+    names = (
+        path.name for folder in _SYSTEMD_FOLDERS for path in root.glob(f"{folder}/libsystemd-shared-*.so")
+    )
+    found = (re.match(r"libsystemd-shared-([0-9]{3})", name) for name in names)
+    # After an upgrade there may be two for a moment: the older one counts.
+    return min((int(each[1]) for each in found if each is not None), default=0)
 
 
 def guess_cgroup_driver(cgroup_root: Path) -> str | None:

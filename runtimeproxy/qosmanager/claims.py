@@ -50,6 +50,7 @@ class ClaimSession:
         self._connection: DaemonConnection | None = None
         self._sequence = 0
         self._held: dict[_Key, Claim] = {}
+        self._waiting: frozenset[str] = frozenset()
         self._is_whole_due = False
         self._refused: dict[_Key, tuple[Claim, float]] = {}
         """The claim that was refused, and when it is sent again."""
@@ -83,6 +84,7 @@ class ClaimSession:
         self._held = {claim.key: claim for claim in claims_of(owned.claims)} if owned is not None else {}
         self._sequence = owned.owner.sequence if owned is not None else 0
         self._refused.clear()
+        self._waiting = frozenset()
         self._is_whole_due = owned is None
         self._renewed_s = self._clock()
         self._connection, self._released_on, self._blocked_until_s = connection, None, 0.0
@@ -100,8 +102,15 @@ class ClaimSession:
                 self._blocked_until_s = self._clock() + TAKEN_OVER_S
                 raise ClaimsRefusedError(_TAKEN_OVER)
 
-    async def set(self, connection: DaemonConnection, wanted: Iterable[Claim]) -> None:
+    async def set(
+        self,
+        connection: DaemonConnection,
+        wanted: Iterable[Claim],
+        waiting_pods: frozenset[str] = frozenset(),
+    ) -> None:
         """Has the daemon hold these claims and no others, or renews their lease.
+
+        `waiting_pods`: uids of pods that wait for CPUs longer than they may.
 
         Raises:
             DaemonAwayError: it is away.
@@ -116,22 +125,28 @@ class ClaimSession:
         sendable = {key: claim for key, claim in by_key.items() if key not in self._refused}
         new = [claim for key, claim in sendable.items() if not _is_same(self._held.get(key), claim)]
         ended = [claim for key, claim in self._held.items() if key not in sendable]
-        is_renewal_due = bool(self._held) and now_s >= self._renewed_s + HEARTBEAT_S
-        if new or ended or self._is_whole_due or is_renewal_due:
-            await self._send(connection, sendable, new, ended)
+        is_held, is_other = bool(self._held or waiting_pods), waiting_pods != self._waiting
+        is_renewal_due = is_held and now_s >= self._renewed_s + HEARTBEAT_S
+        if new or ended or self._is_whole_due or is_other or is_renewal_due:
+            await self._send(connection, sendable, new, ended, waiting_pods)
 
     async def _send(
-        self, connection: DaemonConnection, wanted: dict[_Key, Claim], new: list[Claim], ended: list[Claim]
+        self,
+        connection: DaemonConnection,
+        wanted: dict[_Key, Claim],
+        new: list[Claim],
+        ended: list[Claim],
+        waiting_pods: frozenset[str],
     ) -> None:
         from cri_api.runtimeproxy.v1 import api_pb2
 
         if self._is_whole_due:
             new, ended = list(wanted.values()), []
-        response = await self._request(connection, new, ended)
+        response = await self._request(connection, new, ended, waiting_pods)
         is_gap = response.outcome == api_pb2.SetClaimsResponse.OUTCOME_SEND_WHOLE_SET
         if is_gap and not self._is_whole_due:
             self._is_whole_due, new = True, list(wanted.values())
-            response = await self._request(connection, new)
+            response = await self._request(connection, new, (), waiting_pods)
         if response.outcome == api_pb2.SetClaimsResponse.OUTCOME_TAKEN_OVER:
             self._connection = None
             self._blocked_until_s = self._clock() + TAKEN_OVER_S
@@ -140,11 +155,15 @@ class ClaimSession:
             raise ClaimsRefusedError("the daemon does not take the whole set of claims")
         self._is_whole_due = False
         self._renewed_s = self._clock()
-        self._held = dict(wanted)
+        self._held, self._waiting = dict(wanted), waiting_pods
         self._report(new, response)
 
     async def _request(
-        self, connection: DaemonConnection, claims: Sequence[Claim], ended: Sequence[Claim] = ()
+        self,
+        connection: DaemonConnection,
+        claims: Sequence[Claim],
+        ended: Sequence[Claim],
+        waiting_pods: frozenset[str],
     ) -> api_pb2.SetClaimsResponse:
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import claim_message, key_message
@@ -157,6 +176,7 @@ class ClaimSession:
             is_whole=self._is_whole_due,
             claims=map(claim_message, claims),
             ended=map(key_message, ended),
+            waiting_pods=sorted(waiting_pods),
         )
         try:
             return await connection.call(connection.admin.SetClaims, request, timeout=CLAIMS_S)
@@ -201,6 +221,7 @@ class ClaimSession:
             response = api_pb2.ReleaseClaimsResponse()
         self._held.clear()
         self._refused.clear()
+        self._waiting = frozenset()
         self._connection, self._released_on = None, connection
         self._report_failed(response.failed)
 

@@ -69,7 +69,8 @@ _KUBE_QOS_CLASSES: Final = frozenset(map(str, KubeQoSClass))
 _SUB_PRIORITY: Final = "koordinator.sh/priority"
 """Label of a pod. Source: Koordinator apis/extension/constants.go."""
 _STARTUP_BOOST: Final = "plugin:startup-boost"
-"""The owner that raises limits of containers that start: it owns values of a pod meanwhile."""
+"""What raises limits of containers that start owns values of a pod meanwhile. Source: `OWNER` of
+runtimeproxy.ledger.boosts, whose claims have a lease."""
 _INT32: Final = re.compile(r"-?[0-9]{1,10}")
 
 

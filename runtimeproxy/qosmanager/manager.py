@@ -211,7 +211,8 @@ class _PluginEntry:
         self.explained_s = 0.0
         self.threads_of: Sequence[str] = ()
         self.is_guarding = False
-        self.waiting_pods: tuple[str, ...] = ()
+        self.problem = ""
+        """Why it cannot do what it is for, as it says itself; empty if it can."""
 
     @property
     def report(self) -> PluginReport:
@@ -223,10 +224,9 @@ class _PluginEntry:
             # One that has never decided may be wanted.
             bool(runner.is_enabled) or (runner.is_enabled is None and bool(runner.problem)),
             len(self.session.claims),
-            runner.problem or self.refused,
+            runner.problem or self.refused or self.problem,
             runner.explanation,
             runner.left_out,
-            self.waiting_pods,
         )
 
     @property
@@ -253,7 +253,7 @@ class _PluginEntry:
             self._node_report = result.decision.node_report
         self.threads_of = result.decision.threads_of if result is not None else ()
         self.is_guarding = result is not None and result.decision.is_guarding
-        self.waiting_pods = tuple(result.decision.waiting_pods) if result is not None else ()
+        self.problem = result.decision.problem if result is not None else ""
 
     @property
     def state(self) -> str:
@@ -306,8 +306,6 @@ class QosManager:
         self._last_round_s = time.monotonic()
         self._status = ""
         self._started_s = time.time()
-        # Something that the daemon is to know at once.
-        self._has_news = asyncio.Event()
 
     async def serve(self) -> None:
         # Until `finish`, whose error it raises.
@@ -482,15 +480,12 @@ class QosManager:
         is_claiming = is_enforced and runner.plugin.has_claims
         held = await session.take_over(connection) if is_claiming else ()
         result = await runner.run(snapshot, versions, held)
-        waiting = entry.waiting_pods
         entry.note_run(result)
-        if entry.waiting_pods != waiting:
-            self._has_news.set()
         if result is None:
             return
         claims, evictions = result.decision.claims, result.decision.evictions
         if is_claiming:
-            await session.set(connection, claims)
+            await session.set(connection, claims, result.decision.waiting_pods)
         elif not is_enforced:
             self._explain(entry, claims)
         if evictions:
@@ -531,9 +526,8 @@ class QosManager:
         while True:
             connection = self._client.connection
             source, _ = self._sampler.metrics_source
-            is_changed = connection is not told or source is not told_source or self._has_news.is_set()
-            self._has_news.clear()
-            if connection is not None and (is_changed or time.monotonic() >= due_s):
+            is_due = connection is not told or source is not told_source or time.monotonic() >= due_s
+            if connection is not None and is_due:
                 node = self._node_report
                 is_news = node is not None and (connection is not told or node != told_node)
                 try:
@@ -541,9 +535,7 @@ class QosManager:
                     told, told_node, told_source = connection, node if is_news else told_node, source
                 except DaemonAwayError:
                     told = None  # which the client reports
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._has_news.wait()
+            await asyncio.sleep(1.0)
 
     @property
     def _node_report(self) -> NodeReport | None:

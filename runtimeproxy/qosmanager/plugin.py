@@ -130,10 +130,12 @@ class Decision(NamedTuple, Generic[StateT]):
     threads_of: Sequence[str] = ()
     """Cgroups of which the run delay of threads is to be sampled (`Metric.CPU_RUN_DELAY`) from the next pass
     on; the first ones if all have too many."""
+    problem: str = ""
+    """Why it cannot do what it is for, for status and its exit code; empty if it can."""
     is_guarding: bool = False
     """Whether it bounds BE pods by what others feel: CPU suppress claims nothing meanwhile."""
-    waiting_pods: Sequence[str] = ()
-    """Uids of pods that wait for CPUs more than they may: start-up boosts of others end."""
+    waiting_pods: frozenset[str] = frozenset()
+    """Uids of pods that wait for CPUs longer than they may: start-up boosts of other pods end."""
 
 
 class Need(NamedTuple):

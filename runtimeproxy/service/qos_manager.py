@@ -236,7 +236,6 @@ class QosManagerWatch:
         wanted: The plugins that were asked for at the last look.
         node_resource: What was reported of the node last.
         last: The last verdict, for other threads.
-        on_waiting: Called when other pods wait for CPUs than before.
     """
 
     def __init__(
@@ -260,7 +259,6 @@ class QosManagerWatch:
         self.wanted: frozenset[str] = frozenset()
         self.node_resource = NodeResource()
         self.last = Verdict(State.NOT_WANTED)
-        self.on_waiting: Callable[[], None] = lambda: None
 
     @property
     def is_heard(self) -> bool:
@@ -280,27 +278,9 @@ class QosManagerWatch:
         if self.report is not None and self.report.pid != report.pid and self.is_heard:
             text = f"two QoS managers report: process {self.report.pid} and process {report.pid}"
             _failures.report(MANAGER, "", text)
-        before = self.waiting_pods
         self._heard = _Heard(report, self._now_s(), time.time())
-        if self.waiting_pods != before:
-            self.on_waiting()
         if node_resource is not None:
             self.node_resource = node_resource._replace(wall_s=time.time())
-
-    @property
-    def waiting_pods(self) -> frozenset[str]:
-        """Uids of the pods that wait for CPUs more than they may, as plugins say that act by it."""
-        reported = self.report.plugins if self.report is not None and self.is_heard else ()
-        return frozenset(
-            uid
-            for each in reported
-            if each.mode is Mode.ENFORCE and not each.problem
-            for uid in each.waiting_pods
-        )
-
-    def is_pressed(self, uid: str) -> bool:
-        """Whether a pod other than that of this uid waits for CPUs more than it may."""
-        return not self.waiting_pods <= {uid}
 
     def failing(self) -> tuple[PluginReport, ...]:
         """The wanted plugins of a manager that runs which cannot do their work."""
@@ -389,6 +369,4 @@ def watch_of(
         run = asyncio.get_running_loop().run_in_executor
         return await run(executor, lambda: any(True for _ in koordlets(Path("/proc"))))
 
-    watch, boosts = QosManagerWatch(wanted, left, leased, find_koordlet), core.starts.boosts
-    boosts.is_pressed, watch.on_waiting = watch.is_pressed, boosts.look_soon
-    return watch
+    return QosManagerWatch(wanted, left, leased, find_koordlet)

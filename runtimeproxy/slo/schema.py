@@ -443,7 +443,17 @@ class PodCpuGuard:
     """The part of the CPU guard that a pod may have of its own: the annotation `koordinator.sh/cpuGuard`."""
 
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("enable", "feedback", "floor_millicores", "idle_pods", "probe"), _WHOLE_NODE
+        (
+            "enable",
+            "feedback",
+            "floor_millicores",
+            "idle_pods",
+            "equal_weights",
+            "class_idle",
+            "slice",
+            "probe",
+        ),
+        _WHOLE_NODE,
     )
 
     target_pressure_milliseconds: Annotated[int, Range(1, 1_000)] | None = None
@@ -465,6 +475,14 @@ class CpuGuard(PodCpuGuard):
     idle_pods: bool = True
     """Whether BE pods run only when no other pod wants to: `cpu.idle`. Pods with batch resources keep the
     weights that these give them."""
+    equal_weights: bool = False
+    """Whether pods with batch resources are among these, too: all BE pods then share what is left alike."""
+    class_idle: bool = False
+    """Whether the class BestEffort is idle as a whole, too: with cgroup version 2, the kubelet's driver
+    systemd, and systemd 252."""
+    slice: bool = False
+    """Whether tasks of LS, LSR and LSE pods have slices of 1 ms (Linux 6.12): they get a CPU sooner, and no
+    more of it."""
     probe: bool = False
     """Whether BE pods are at the floor for 5 s now and then, where nothing else tells what is usual."""
 

@@ -110,6 +110,7 @@ class Bench:
         socket = self.daemon.socket if mode == "proxy" else runtime.socket
         self.client = stack.enter_context(CriClient(socket))
         self.is_nri = mode == "nri"
+        self._sequence = 0
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
@@ -128,10 +129,12 @@ class Bench:
 
     def report_waiting(self, uids: Sequence[str]) -> None:
         """What cpu-guard says of pods that wait for CPUs."""
-        plugin = api.QosPluginStatus(name="cpu-guard", mode=api.MODE_ENFORCE, waiting_pods=uids)
-        request = api.ReportQosManagerRequest(report=api.QosManagerReport(pid=1, plugins=[plugin]))
+        self._sequence += 1
+        request = api.SetClaimsRequest(
+            owner="cpu-guard", session="bench", sequence=self._sequence, is_whole=True, waiting_pods=uids
+        )
         with CriClient(self.folder / "admin" / "api.sock") as client:
-            api_pb2_grpc.AdminStub(client.channel).ReportQosManager(request, timeout=CALL_TIMEOUT_S)
+            api_pb2_grpc.AdminStub(client.channel).SetClaims(request, timeout=CALL_TIMEOUT_S)
 
     def put_pod(self, pod: RunningPod, *, is_ready: bool) -> None:
         """What the API server says of it."""

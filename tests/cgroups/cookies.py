@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 from threading import Lock, local
+from typing import Protocol
 
 from runtimeproxy.cgroups.core_scheduling import Command, Scope
 from runtimeproxy.testing import CgroupFiles
@@ -83,16 +84,24 @@ class Cookies:
         return number
 
 
+class TaskKernel(Protocol):
+    """What tasks inherit."""
+
+    def start(self, task: int, process: int | None = None, parent: int = 0) -> None: ...
+
+    def end(self, *tasks: int) -> None: ...
+
+
 class Tasks:
     """Tasks in cgroups, as files of version 2 and of procfs.
 
     Args:
         files: The cgroups.
         procfs: In place of `/proc`.
-        kernel: Of the cookies.
+        kernel: Has what is no file.
     """
 
-    def __init__(self, files: CgroupFiles, procfs: Path, kernel: Cookies) -> None:
+    def __init__(self, files: CgroupFiles, procfs: Path, kernel: TaskKernel) -> None:
         self._files, self.procfs, self._kernel = files, procfs, kernel
         self._next = 1 << 22
 

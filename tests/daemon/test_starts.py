@@ -12,7 +12,8 @@ from typing import Final
 import pytest
 
 from cri_api.runtime.v1 import api_pb2 as cri
-from cri_api.runtimeproxy.v1 import api_pb2
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.qosmanager.from_api import pod_of
 from runtimeproxy.testing import (
     CgroupDriver,
     CgroupFiles,
@@ -119,6 +120,28 @@ def started(daemons: Daemons, files: CgroupFiles, folder: Path, mode: str) -> Pr
     return daemon
 
 
+def is_boosted(daemon: ProxyProcess) -> bool:
+    """What the QoS manager makes of what watchers of pods are told."""
+    with CriClient(daemon.socket) as client:
+        request = api_pb2.WatchPodsRequest(snapshot_only=True)
+        parts = api_pb2_grpc.RuntimeProxyStub(client.channel).WatchPods(request, timeout=CALL_TIMEOUT_S)
+        pods = [pod_of(each)[0] for part in parts for each in part.snapshot.pods]
+    return next(each.is_boosted for each in pods if each.name == "web")
+
+
+def another_pod_waits(daemon: ProxyProcess, boosted: str) -> None:
+    """The guard says so, which is no matter for the boost of the pod that waits."""
+    for number, (uid, is_left) in enumerate(((boosted, True), ("another", False)), 1):
+        request = api_pb2.SetClaimsRequest(
+            owner="cpu-guard", session="s", sequence=number, is_whole=True, waiting_pods=[uid]
+        )
+        with CriClient(daemon.socket.parent / "admin" / "api.sock") as client:
+            admin = api_pb2_grpc.AdminStub(client.channel)
+            admin.SetClaims(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
+        if is_left:
+            assert starts_of(daemon).boosts
+
+
 @pytest.mark.parametrize(
     "mode", ["proxy", *(pytest.param(each, marks=pytest.mark.slow) for each in WITHOUT_CALLS)]
 )
@@ -152,10 +175,15 @@ def test_starts(
             lambda: [each.given_millicores for each in starts_of(daemon).boosts] == [1000], "the boost"
         )
         assert quota(cgroup_files, cgroup_of(made)) == "150000"
-        objects.strategies({"startup-boost-config": {}})
+        assert is_boosted(daemon)
+        if mode == "proxy":
+            another_pod_waits(daemon, made.config.metadata.uid)
+        else:
+            objects.strategies({"startup-boost-config": {}})
         wait_until(lambda: quota(cgroup_files, cgroup_of(made)) == "50000", "the end of the boost")
         wait_until(lambda: quota(cgroup_files, "/kubepods/burstable/podweb") == "50000", "that of the pod")
         assert not starts_of(daemon).boosts
+        wait_until(lambda: not is_boosted(daemon), "what watchers are told")
 
 
 RESTARTS: Final = int(os.environ.get("RESTARTS", "20"))

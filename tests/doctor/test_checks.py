@@ -30,6 +30,8 @@ from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.kubelet_endpoints import KubeletSetting, RunningKubelet
 from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.node.snapshot import Feature, KubeletFacts, Node
+from runtimeproxy.slo.schema import CpuGuard
+from runtimeproxy.slo.strategies import Strategies
 
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 OURS = KubeletSetting("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint", f"unix://{SOCKET}")
@@ -537,6 +539,18 @@ def unit(**changes: str) -> dict[str, str]:
             Severity.PROBLEM,
             "lacks CAP_SYS_PTRACE",
             "70-core-sched.conf",
+        ),
+        (
+            "service",
+            {
+                "node": replace(
+                    node("none", Feature.SLICE),
+                    strategies=Strategies(cpu_guard=CpuGuard(enable=True, slice=True)),
+                )
+            },
+            Severity.PROBLEM,
+            "lacks CAP_SYS_NICE",
+            "70-slices.conf",
         ),
         (
             "service",

@@ -119,9 +119,15 @@ class Scene:
 
     def report_waiting(self, uids: list[str]) -> None:
         """What cpu-guard says of pods that wait for CPUs."""
-        plugin = api.QosPluginStatus(name="cpu-guard", mode=api.MODE_ENFORCE, waiting_pods=uids)
-        report = api.ReportQosManagerRequest(report=api.QosManagerReport(pid=1, plugins=[plugin]))
-        self.admin(lambda stub: stub.ReportQosManager(report, timeout=CALL_TIMEOUT_S))
+        self.sequences["cpu-guard"] = self.sequences.get("cpu-guard", 0) + 1
+        request = api.SetClaimsRequest(
+            owner="cpu-guard",
+            session="test",
+            sequence=self.sequences["cpu-guard"],
+            is_whole=True,
+            waiting_pods=uids,
+        )
+        self.admin(lambda stub: stub.SetClaims(request, timeout=CALL_TIMEOUT_S))
 
 
 @pytest.fixture(

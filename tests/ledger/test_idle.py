@@ -17,7 +17,7 @@ from runtimeproxy.cgroups import writer as writer_module
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
@@ -132,6 +132,79 @@ def test_the_weight_comes_back_with_the_end_of_idle(
     assert not ledger.books.has_leftovers
     ledger.change(pod())
     assert texts(files, kernel) == ("0", kernel.least)
+    assert len(ledger.books) == 0
+
+
+def test_an_owner_of_both_wants_it_idle_whatever_weight_others_want(
+    ledger: Ledger, files: CgroupFiles, kernel: Kernel
+) -> None:
+    weight = {1: "1024", 2: "39"}[kernel.version]
+    ledger.change(pod(batch_shares=1024))
+    ledger.change(pod(batch_shares=1024, guard_idle=1, guard_shares=2))
+    assert texts(files, kernel) == ("1", kernel.of_idle)
+    for _ in range(4):
+        ledger.verify({Level.POD})
+    assert texts(files, kernel) == ("1", kernel.of_idle)
+    assert ledger.yielded() == ()
+    (lost,) = ledger.books.unapplied.values()
+    assert (lost.field, lost.wanted, lost.cause) == (SHARES, "1024", UnappliedCause.CONFLICT)
+    ledger.change(pod(batch_shares=1024))
+    assert (texts(files, kernel), ledger.books.unapplied.values()) == (("0", weight), ())
+    # Without the weight of batch resources that of before comes back.
+    ledger.change(pod(batch_shares=1024, guard_idle=1, guard_shares=2))
+    ledger.change(pod(guard_idle=1, guard_shares=2))
+    assert texts(files, kernel) == ("1", kernel.of_idle)
+    ledger.change(pod())
+    assert texts(files, kernel) == ("0", kernel.least)
+    assert len(ledger.books) == 0
+
+
+def test_after_a_crash_an_owner_of_both_still_has_it_idle(
+    ledger: Ledger, files: CgroupFiles, kernel: Kernel, tmp_path: Path
+) -> None:
+    ledger.change(pod(batch_shares=1024, guard_idle=1, guard_shares=2))
+    following(files, tmp_path).change(pod())
+    assert texts(files, kernel) == ("0", kernel.least)
+
+
+class Clock:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_an_idle_class_is_idle_again_once_its_weight_is_written(
+    files: CgroupFiles, kernel: Kernel, journal: Journal
+) -> None:
+    """First systemd ends idle and writes the weight, then the kubelet writes it, which has to be taken."""
+    best_effort, clock = "/kubepods/besteffort", Clock()
+    files.write(best_effort, kernel.weight_file, kernel.least)
+    files.write(best_effort, IDLE, "0")
+    ledger = Ledger(CgroupWriter(files.root), journal, BOOT, clock)
+    target = CgroupTarget(Level.QOS_CLASS, best_effort, "QoS class BestEffort")
+    guard = Claimant("cpu-guard", ClaimantKind.PLUGIN)
+    idle = {IDLE: (Claim(guard, Role.SET, 1),)}
+
+    def compare() -> str:
+        ledger.verify({Level.QOS_CLASS})
+        return files.read(best_effort, IDLE)
+
+    ledger.change([Wanted(target, idle, owner=guard)])
+    assert texts(files, kernel, best_effort) == ("1", kernel.of_idle)
+    for _ in range(5):
+        clock.now_s += 60.0
+        files.write(best_effort, IDLE, "0")
+        files.write(best_effort, kernel.weight_file, kernel.least)
+        assert compare() == "0"
+        clock.now_s += 0.4
+        assert compare() == "0"
+        clock.now_s += 0.1
+        assert compare() == "1"
+        assert compare() == "1"
+    assert (ledger.yielded(), ledger.books.unapplied.values()) == ((), ())
+    ledger.change([Wanted(target, {IDLE: ()}, owner=guard)])
+    assert texts(files, kernel, best_effort) == ("0", kernel.least)
     assert len(ledger.books) == 0
 
 

@@ -915,6 +915,64 @@ def _quota(value: int) -> Any:
     return api_pb2.LinuxContainerResources(cpu_quota=value, cpu_period=100_000)
 
 
+async def test_what_waits_is_known_while_its_lease_holds(node: Node) -> None:
+    told = list[bool]()
+    node.leased.on_waiting = lambda: told.append(node.leased.is_pressed("u9"))
+    waits = ClaimsRequest("cpu-guard", "s", 1, is_whole=True, waiting_pods=frozenset({"u1"}))
+    assert (await node.leased.set(waits)).answer is Answer.TAKEN
+    assert told == [True]
+    # A pod is no reason to end its own boost.
+    assert [node.leased.is_pressed(uid) for uid in ("u1", "u2")] == [False, True]
+    await node.leased.set(waits._replace(sequence=2, is_whole=False))
+    assert told == [True]
+    await node.leased.set(waits._replace(sequence=3, waiting_pods=frozenset({"u1", "u2"})))
+    assert node.leased.is_pressed("u1")
+    node.now_s += LEASE_S
+    assert not node.leased.is_pressed("u1")
+    await node.leased.set(waits._replace(sequence=4, is_whole=True))
+    assert node.leased.is_pressed("u2")
+    await node.leased.release("cpu-guard")
+    assert not node.leased.is_pressed("u2")
+
+
+async def test_what_waits_in_dry_run_ends_no_boost(node: Node) -> None:
+    node.leased.configure(owners(mode=Mode.DRY_RUN))
+    await node.leased.set(ClaimsRequest("cpu-guard", "s", 1, is_whole=True, waiting_pods=frozenset({"u1"})))
+    assert not node.leased.is_pressed("u2")
+
+
+@pytest.mark.parametrize(
+    ("qos", "parent", "is_reset", "reason"),
+    [
+        ("BestEffort", "/kubepods.slice/kubepods-besteffort.slice", True, ""),
+        ("BestEffort", "/kubepods.slice/kubepods-besteffort.slice", False, "systemd 252"),
+        ("BestEffort", "/kubepods/besteffort", True, "cgroupfs"),
+        ("Burstable", "/kubepods.slice/kubepods-besteffort.slice", True, "others have weights"),
+    ],
+)
+def test_which_classes_may_be_idle(qos: str, parent: str, *, is_reset: bool, reason: str) -> None:
+    store = PodStore()
+    store.pods.put(
+        PodRecord(id="s", uid="u", name="u", namespace="shop", cgroup_parent=f"{parent}/podu")
+        if parent.startswith("/kubepods/")
+        else PodRecord(
+            id="s",
+            uid="u",
+            name="u",
+            namespace="shop",
+            cgroup_parent=f"{parent}/kubepods-besteffort-podu.slice",
+        )
+    )
+    places = ClaimPlaces(store, lambda *_: "", lambda _: "", is_class_reset=lambda: is_reset)
+    found = places.find(ClaimKey(ClaimLevel.QOS_CLASS, qos, "cpu.idle", Role.SET))
+    if reason:
+        assert isinstance(found, str)
+        assert reason in found
+    else:
+        assert not isinstance(found, str)
+        assert found.target.cgroup == parent
+
+
 async def test_the_guard_makes_besteffort_pods_idle_and_no_others(node: Node) -> None:
     def idle(uid: str) -> tuple[ClaimKey, Claim]:
         claim = claim_of(Owner("cpu-guard"), "cpu.idle", Role.SET, "1", None, "")

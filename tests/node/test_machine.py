@@ -15,6 +15,7 @@ from runtimeproxy.node.machine import (
     read_features,
     read_memory,
     read_processor,
+    systemd_version,
 )
 from runtimeproxy.node.snapshot import Cpu, Feature
 from runtimeproxy.testing import CgroupFiles
@@ -175,6 +176,43 @@ def test_core_scheduling_of_a_mainline_kernel(machine: Machine) -> None:
     facts = NodeReader(machine.sysfs, machine.cgroups).facts()
     places = machine.cgroups, machine.sysfs, machine.procfs
     assert read_features(facts, *places, has_cookies=True) == {Feature.CORE_SCHED}
+
+
+def test_slices_of_tasks(machine: Machine) -> None:
+    """No file tells of them either."""
+    facts = NodeReader(machine.sysfs, machine.cgroups).facts()
+    places = machine.cgroups, machine.sysfs, machine.procfs
+    assert read_features(facts, *places, has_slices=True) == {Feature.SLICE}
+
+
+@pytest.mark.parametrize(
+    ("version", "systemd", "expected"), [(2, 252, True), (2, 251, False), (2, 0, False), (1, 257, False)]
+)
+def test_an_idle_class(machine: Machine, version: Literal[1, 2], systemd: int, *, expected: bool) -> None:
+    make_cgroups(machine, version, "cpu.idle")
+    facts = NodeReader(machine.sysfs, machine.cgroups).facts()
+    places = machine.cgroups, machine.sysfs, machine.procfs
+    assert (Feature.CLASS_IDLE in read_features(facts, *places, systemd=systemd)) is expected
+
+
+@pytest.mark.parametrize(
+    ("first", "libraries", "version"),
+    [
+        ("systemd", ["x86_64-linux-gnu/systemd/libsystemd-shared-252.so"], 252),
+        ("systemd", ["systemd/libsystemd-shared-257.9-1.fc42.so"], 257),
+        ("systemd", ["systemd/libsystemd-shared-255.so", "systemd/libsystemd-shared-249.so"], 249),
+        ("systemd", ["systemd/libsystemd-shared-x.so", "systemd/libsystemd-core-257.so"], 0),
+        ("init", ["systemd/libsystemd-shared-257.so"], 0),
+    ],
+)
+def test_the_version_of_systemd(tmp_path: Path, first: str, libraries: list[str], version: int) -> None:
+    (tmp_path / "proc/1").mkdir(parents=True)
+    (tmp_path / "proc/1/comm").write_text(f"{first}\n")
+    for each in libraries:
+        file = tmp_path / "usr/lib" / each
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    assert systemd_version(tmp_path) == version
 
 
 @pytest.mark.parametrize("version", [1, 2])

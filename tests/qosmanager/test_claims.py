@@ -38,6 +38,7 @@ class Peer:
         self.daemon = daemon
         self._client = client
         self.clock = Clock()
+        self.waiting = frozenset[str]()
         self.session = self.new_session()
 
     def new_session(self) -> ClaimSession:
@@ -59,7 +60,7 @@ class Peer:
     async def set(self, *claims: Claim) -> list[Any]:
         """Sets claims; returns what was sent for that, without the take-over."""
         before = len(self.daemon.requests)
-        await self.session.set(await self.connection(), claims)
+        await self.session.set(await self.connection(), claims, self.waiting)
         return [each for each in self.daemon.requests[before:] if isinstance(each, api_pb2.SetClaimsRequest)]
 
     @property
@@ -70,6 +71,24 @@ class Peer:
 @pytest.fixture
 async def peer(daemon: FakeDaemon, client: Client) -> Peer:
     return Peer(daemon, client)
+
+
+async def test_pods_that_wait_are_told_with_and_without_claims(peer: Peer) -> None:
+    assert await peer.set() == []
+    for waiting in ({"b", "a"}, {"a"}, set[str]()):
+        peer.waiting = frozenset(waiting)
+        (sent,) = await peer.set()
+        assert (list(sent.waiting_pods), len(sent.claims)) == (sorted(waiting), 0)
+        assert await peer.set() == []
+    # They are forgotten with the lease, and when all is released.
+    peer.waiting = frozenset({"a"})
+    await peer.set()
+    peer.clock.now_s += HEARTBEAT_S
+    (renewed,) = await peer.set()
+    assert renewed.waiting_pods == ["a"]
+    await peer.session.release(await peer.connection())
+    (again,) = await peer.set()
+    assert again.waiting_pods == ["a"]
 
 
 async def test_only_what_differs_is_sent(peer: Peer) -> None:

@@ -10,7 +10,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.katalyst.dynamic_config import read_config
 from runtimeproxy.katalyst.names import RECLAIMED_MILLICPU
-from runtimeproxy.ledger.boosts import CLAIMANT
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.from_api import claim_message, claims_of, node_of, pod_of, strategy_of
 from runtimeproxy.qosmanager.plugin import Claim, Role, Target
@@ -116,12 +115,6 @@ def test_a_pod_has_all_that_its_message_says() -> None:
         ),
         (),
     )
-
-
-@pytest.mark.parametrize(("owners", "is_boosted"), [((), False), ((str(CLAIMANT), "cpuset"), True)])
-def test_a_pod_whose_start_is_boosted(owners: tuple[str, ...], is_boosted: bool) -> None:
-    pod, _ = pod_of(api_pb2.Pod(uid="u", policies=owners))
-    assert pod.is_boosted is is_boosted
 
 
 def test_what_a_daemon_does_not_say_is_not_known() -> None:

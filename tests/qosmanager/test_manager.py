@@ -620,31 +620,6 @@ class Reporting(Rising):
         return super().run(snapshot, state)._replace(node_report=self.report)
 
 
-class Feeling(Rising):
-    """Says that pods wait for CPUs."""
-
-    def __init__(self) -> None:
-        super().__init__("cpu-guard")
-        self.waiting_pods: list[str] = []
-
-    def run(self, snapshot: Snapshot, state: int) -> Decision[int]:
-        return super().run(snapshot, state)._replace(waiting_pods=self.waiting_pods)
-
-
-async def test_which_pods_wait_is_reported(serve: Serve) -> None:
-    plugin = Feeling()
-    async with serve(plugin) as manager:
-        daemon = manager.daemon
-
-        def told() -> list[str]:
-            return list(daemon.reports[-1].plugins[0].waiting_pods) if daemon.reports else ["none"]
-
-        await manager.wait_for(lambda: told() == [])
-        for uids in (["u1", "u2"], ["u2"], []):
-            plugin.waiting_pods = uids
-            await manager.wait_for(lambda uids=uids: told() == uids)
-
-
 REPORTS = '[plugins.katalyst-reporter]\nmode = "enforce"'
 
 
@@ -700,10 +675,13 @@ class Guarding(Rising):
     """Bounds BE pods by what others feel, as far as a test says so."""
 
     is_guarding = True
+    problem = ""
 
     def run(self, snapshot: Snapshot, state: int) -> Decision[int]:
         decision = super().run(snapshot, state)
-        return decision._replace(is_guarding=self.is_guarding, threads_of=("/kubepods/podweb",))
+        return decision._replace(
+            is_guarding=self.is_guarding, problem=self.problem, threads_of=("/kubepods/podweb",)
+        )
 
 
 class Watching(Rising):
@@ -732,6 +710,22 @@ async def test_others_know_that_the_guard_bounds_be_pods(serve: Serve) -> None:
         manager.configure(f'[plugins.{GUARD}]\nmode = "off"\n')
         manager.manager.reload()
         await manager.wait_for(lambda: reader.threads == [])
+
+
+async def test_what_a_plugin_cannot_do_is_reported_until_it_can(serve: Serve) -> None:
+    guard = Guarding(GUARD)
+    guard.is_guarding, guard.problem = False, "PSI is off"
+    async with serve(guard) as manager:
+
+        def reported() -> list[str]:
+            reports = manager.daemon.reports
+            return [each.problem for each in reports[-1].plugins] if reports else []
+
+        await manager.wait_for(lambda: reported() == ["PSI is off"])
+        # What it claims beside that stays.
+        await manager.wait_for(lambda: manager.daemon.values(GUARD))
+        guard.problem = ""
+        await manager.wait_for(lambda: reported() == [""])
 
 
 async def test_a_guard_that_fails_guards_nothing(serve: Serve) -> None:

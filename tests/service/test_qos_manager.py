@@ -380,22 +380,3 @@ async def test_a_plugin_that_cannot_do_its_work() -> None:
     assert [each.problem for each in scene.watch.failing()] == ["it still hangs"]
     scene.now_s += LEASE_S
     assert scene.watch.failing() == ()
-
-
-async def test_pods_that_wait_press_on_others_while_the_manager_is_heard() -> None:
-    scene, calls = Scene(), list[frozenset[str]]()
-    scene.watch.on_waiting = lambda: calls.append(scene.watch.waiting_pods)
-
-    def said(*uids: str, mode: Mode = Mode.ENFORCE, problem: str = "") -> ManagerReport:
-        plugin = PluginReport("cpu-guard", mode, True, 0, problem, waiting_pods=uids)
-        return ManagerReport("1", 7, 0.0, (plugin,))
-
-    for report in (said(), said("a"), said("a"), said("a", mode=Mode.DRY_RUN), said("a", problem="hangs")):
-        scene.watch.take(report)
-    assert calls == [frozenset("a"), frozenset()]
-    scene.watch.take(said("a"))
-    assert [scene.watch.is_pressed(uid) for uid in "ab"] == [False, True]
-    scene.watch.take(said("a", "b"))
-    assert [scene.watch.is_pressed(uid) for uid in "abc"] == [True, True, True]
-    scene.now_s += LEASE_S
-    assert not scene.watch.is_pressed("c")

@@ -98,7 +98,7 @@ def test_there_are_as_many_fields_as_koordinator_has() -> None:
         "colocation-config": 20,
         "cpu-normalization-config": 2 + 4,
         # Of this project.
-        "cpu-guard-config": 7,
+        "cpu-guard-config": 10,
         "startup-boost-config": 2,
     }
 

@@ -2776,7 +2776,6 @@ class QosPluginStatus(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
-    WAITING_PODS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: Global___Mode.ValueType
     """Off: by configuration or feature gate."""
@@ -2792,12 +2791,6 @@ class QosPluginStatus(_message.Message):
     def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOutPods]:
         """Pods that it leaves out now. A status has none of them: `Explain` of such a pod says so."""
 
-    @_builtins.property
-    def waiting_pods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Uids of pods that wait for CPUs more than they may: start-up boosts of others end. At most 256 of them. A
-        status has none.
-        """
-
     def __init__(
         self,
         *,
@@ -2808,11 +2801,10 @@ class QosPluginStatus(_message.Message):
         problem: _builtins.str = ...,
         explanation: _builtins.str = ...,
         left_out: _abc.Iterable[Global___LeftOutPods] | None = ...,
-        waiting_pods: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "explanation", b"explanation", "is_wanted", b"is_wanted", "left_out", b"left_out", "mode", b"mode", "name", b"name", "problem", b"problem", "waiting_pods", b"waiting_pods"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "explanation", b"explanation", "is_wanted", b"is_wanted", "left_out", b"left_out", "mode", b"mode", "name", b"name", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -5746,6 +5738,7 @@ class SetClaimsRequest(_message.Message):
     IS_WHOLE_FIELD_NUMBER: _builtins.int
     CLAIMS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    WAITING_PODS_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
     """As in the configuration, such as cpu-suppress."""
     session: _builtins.str
@@ -5766,6 +5759,12 @@ class SetClaimsRequest(_message.Message):
     def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimKey]:
         """Claims that end; those that the owner does not have are ignored."""
 
+    @_builtins.property
+    def waiting_pods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Uids of the pods that wait for CPUs longer than they may, with each request all of them, 256 at most:
+        start-up boosts of other pods end. They are forgotten with the lease.
+        """
+
     def __init__(
         self,
         *,
@@ -5775,10 +5774,11 @@ class SetClaimsRequest(_message.Message):
         is_whole: _builtins.bool = ...,
         claims: _abc.Iterable[Global___Claim] | None = ...,
         ended: _abc.Iterable[Global___ClaimKey] | None = ...,
+        waiting_pods: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "ended", b"ended", "is_whole", b"is_whole", "owner", b"owner", "sequence", b"sequence", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "ended", b"ended", "is_whole", b"is_whole", "owner", b"owner", "sequence", b"sequence", "session", b"session", "waiting_pods", b"waiting_pods"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,6 +30,11 @@ PSI_IS_OFF: Final = (
 NO_FULL: Final = "cpu.pressure has no line full, which Linux 5.13 has"
 SWITCHED_OFF: Final = "pressure of this cgroup is switched off: its cgroup.pressure is 0"
 NO_SCHEDSTAT: Final = "threads have no schedstat: the kernel lacks CONFIG_SCHED_INFO"
+HIDDEN: Final = (
+    "threads of pods cannot be seen: procfs hides them (ProtectProc= of the unit, without the drop-in "
+    "40-run-delay.conf), or this is another PID namespace (without hostPID)"
+)
+NO_HIERARCHY: Final = "there is no hierarchy in which the processes of pods are found"
 ZERO_SCHEDSTAT: Final = "the kernel counts no run delay: schedstat of threads is 0"
 
 
@@ -90,8 +95,9 @@ class RunDelays:
         clock: Callable[[], float],
         most_threads: int = MOST_THREADS,
     ) -> None:
-        self.problem = ""
+        self.problem = NO_HIERARCHY if folder is None else ""
         """Why there is none; empty if that is not known."""
+        self._are_hidden = False
         self._folder = folder
         self._procfs = str(procfs)
         self._clock = clock
@@ -104,7 +110,8 @@ class RunDelays:
             return []
         found: list[Delay] = []
         followed: dict[str, _Followed] = {}
-        left, is_zero = self._most_threads, False
+        left, is_zero, is_any = self._most_threads, False, False
+        self._are_hidden = False
         for cgroup in cgroups:
             if left <= 0:
                 break
@@ -114,6 +121,7 @@ class RunDelays:
             left -= len(threads)
             share = run_delay_share(each.threads, threads)
             each.threads = threads
+            is_any = is_any or bool(threads)
             is_zero = is_zero or (bool(threads) and not any(map(any, threads.values())))
             if share is not None:
                 found.append(Delay(cgroup, at_s, share))
@@ -123,6 +131,8 @@ class RunDelays:
             self.problem = ""
         elif is_zero:
             self.problem = ZERO_SCHEDSTAT
+        elif self._are_hidden and not is_any:
+            self.problem = HIDDEN
         return found
 
     def _threads(self, cgroup: str, followed: _Followed, most: int) -> dict[int, tuple[int, int]]:
@@ -142,7 +152,8 @@ class RunDelays:
         try:
             names = os.listdir(tasks)  # noqa: PTH208 - no paths are needed
         except OSError:
-            return  # It has ended.
+            self._are_hidden = True
+            return  # Or it has ended.
         for name in names[: most - len(threads)]:
             fields = _read(f"{tasks}/{name}/schedstat", _SCHEDSTAT_BYTES).split()
             if len(fields) == 3 and fields[0].isdigit() and fields[1].isdigit():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
@@ -38,6 +39,8 @@ OUTCOMES: Final = {
     Answer.SEND_WHOLE_SET: api_pb2.SetClaimsResponse.OUTCOME_SEND_WHOLE_SET,
     Answer.TAKEN_OVER: api_pb2.SetClaimsResponse.OUTCOME_TAKEN_OVER,
 }
+MOST_WAITING: Final = 256
+"""Pods of a request that wait."""
 MOST_SESSION: Final = 64
 """Characters of a session's name."""
 
@@ -101,8 +104,9 @@ def request_of(message: api_pb2.SetClaimsRequest, owner: Owner) -> ClaimsRequest
                 refused.append(Refused(place, INVALID, str(error), key))
     keys = map(_bounded_key, message.ended)
     ended = [key for key in keys if not isinstance(key, str)]
+    waiting = frozenset(uid for uid in islice(message.waiting_pods, MOST_WAITING) if len(uid) <= MOST_TARGET)
     return ClaimsRequest(
-        message.owner, message.session, message.sequence, message.is_whole, given, ended, refused
+        message.owner, message.session, message.sequence, message.is_whole, given, ended, refused, waiting
     )
 
 

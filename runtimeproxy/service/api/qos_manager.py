@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 MOST_PLUGINS: Final = 64
 MOST_TEXT: Final = 1_024
 """Characters of a text in a report."""
-MOST_WAITING: Final = 256
-"""Pods of a plugin that wait for CPUs."""
 
 _STATES: Final = {
     State.NOT_WANTED: api_pb2.QosManagerStatus.STATE_NOT_WANTED,
@@ -39,7 +37,6 @@ def report_of(message: api_pb2.QosManagerReport) -> ManagerReport:
             problem=_line(each.problem),
             explanation=_line(each.explanation),
             left_out=_left_out(each.left_out),
-            waiting_pods=tuple(uid[:MOST_TARGET] for uid in each.waiting_pods[:MOST_WAITING]),
         )
         for each in map(plugin_report, itertools.islice(message.plugins, MOST_PLUGINS))
     )
@@ -119,7 +116,7 @@ def _message(report: ManagerReport) -> api_pb2.QosManagerReport:
         version=report.version,
         pid=report.pid,
         started_at=timestamp(report.started_s),
-        plugins=(plugin_status(each._replace(left_out={}, waiting_pods=())) for each in report.plugins),
+        plugins=(plugin_status(each._replace(left_out={})) for each in report.plugins),
         metrics_source=report.metrics_source,
         metrics_problem=report.metrics_problem,
     )

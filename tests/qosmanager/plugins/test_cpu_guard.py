@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.qosmanager.guard.law import LawState
 from runtimeproxy.qosmanager.plugin import (
     BE_CLASS,
     CPUS,
@@ -21,6 +22,7 @@ from runtimeproxy.qosmanager.plugin import (
     Role,
 )
 from runtimeproxy.qosmanager.plugins.cpu_guard import (
+    MOST_SLICED,
     CpuGuardOptions,
     CpuGuardPlugin,
     GuardState,
@@ -180,6 +182,19 @@ def test_waits_above_the_target_bound_be_pods() -> None:
     assert node.decision.claims[0].reason.startswith("rule 1: ")
 
 
+def test_start_up_boosts_end_while_a_pod_waits_but_not_for_one_that_waits_for_itself() -> None:
+    node = Guarded()
+    node.seconds([0.04] * 3)
+    assert node.decision.waiting_pods == frozenset()
+    node.second(0.04)
+    assert node.decision.waiting_pods == {"web"}
+    node.remember(law=replace(node.state.law, futile={"web": node.metrics.now_s + 300}))
+    assert node.second(0.04).waiting_pods == frozenset()
+    node.remember(law=LawState())
+    assert node.seconds([0.0] * 3)
+    assert node.decision.waiting_pods == frozenset()
+
+
 def test_a_small_wait_bounds_nothing() -> None:
     node = Guarded()
     assert set(node.seconds([0.019] * 60)) == {None}
@@ -261,6 +276,52 @@ def test_blind_it_holds_and_gives_back() -> None:
     assert later[-1] is None
 
 
+def test_what_cannot_be_read_in_any_way_is_a_problem_of_the_plugin() -> None:
+    node = Guarded()
+    node.metrics.problems = {Metric.CPU_PRESSURE_FULL: "PSI is off"}
+    # Threads may tell it.
+    assert node.second(None).problem == ""
+    node.metrics.problems[Metric.CPU_RUN_DELAY] = "no schedstat"
+    assert node.second(None).problem == (
+        "BE pods are not bounded, as it cannot be read what others wait: PSI is off; no schedstat"
+    )
+    node.pods = (BATCH,)
+    assert node.second(None).problem == ""
+    node.pods = (WEB, BATCH)
+    node.strategies = Strategies(cpu_guard=CpuGuard(enable=True, feedback=False))
+    assert node.second(None).problem == ""
+    node.strategies = Strategies(cpu_guard=ON)
+    node.metric = Metric.CPU_RUN_DELAY
+    node.seconds([0.1] * 2)
+    assert node.decision.problem == ""
+
+
+def test_cpu_suppress_claims_only_while_the_guard_is_blind() -> None:
+    """Beside the bound that is held then: the smaller one of both applies."""
+    node, suppress = Guarded(), CpuSuppress()
+    state = suppress.setup(PluginContext(gates={}))
+    strategies = Strategies(threshold=Threshold(enable=True), cpu_guard=ON)
+
+    def suppresses() -> bool:
+        nonlocal state
+        snapshot = replace(node.snapshot(), strategies=strategies, is_guarded=node.decision.is_guarding)
+        decision = suppress.run(snapshot, state)
+        state = decision.state
+        return bool(decision.claims)
+
+    node.seconds([0.04] * 4)
+    assert (suppresses(), node.quota_us()) == (False, 150_000)
+    node.seconds([None] * 9)
+    assert not suppresses()
+    # Blind now: its bound is held, and does not keep suppress from a smaller one.
+    node.second(None)
+    assert (node.decision.is_guarding, node.quota_us()) == (False, 150_000)
+    assert "cpu-guard" not in suppress.run(replace(node.snapshot(), strategies=strategies), state).explanation
+    node.seconds([0.018] * 2)
+    assert node.decision.is_guarding
+    assert not suppresses()
+
+
 def test_without_guarded_pods_it_is_blind() -> None:
     node = Guarded(pods=[BATCH])
     node.second(None)
@@ -284,6 +345,80 @@ def test_be_pods_beside_a_guarded_one_yield() -> None:
     assert values_of(node.decision.claims, "cpu.idle", Role.SET) == {(Level.POD, "batch"): 1}
     node.strategies = Strategies(cpu_guard=CpuGuard(enable=True, idle_pods=False))
     assert node.second(0.0).claims == ()
+
+
+def test_pods_with_batch_resources_yield_alike_where_the_strategy_says_so() -> None:
+    requests = {"kubernetes.io/batch-cpu": 500}
+    spark = pod_of("spark", QoSClass.BE, containers=(container_of("spark", requests=requests),))
+    node = Guarded(strategy=CpuGuard(enable=True, equal_weights=True), pods=[WEB, BATCH, spark])
+    node.second(0.0)
+    both = {(Level.POD, "batch"): 1, (Level.POD, "spark"): 1}
+    assert values_of(node.decision.claims, "cpu.idle", Role.SET) == both
+    # In place of the weight that batch resources give.
+    assert values_of(node.decision.claims, "cpu.shares", Role.SET) == {(Level.POD, "spark"): 2}
+
+
+def test_the_class_is_idle_only_where_the_strategy_says_so() -> None:
+    node = Guarded(strategy=CpuGuard(enable=True, class_idle=True))
+    node.second(0.0)
+    assert values_of(node.decision.claims, "cpu.idle", Role.SET) == {_BE: 1, (Level.POD, "batch"): 1}
+    node.pods = (BATCH,)
+    node.second(0.0)
+    assert values_of(node.decision.claims, "cpu.idle", Role.SET) == {}
+
+
+def sliced(node: Guarded) -> set[str]:
+    """The pods whose tasks have short slices."""
+    found = values_of(node.decision.claims, "sched_slice_us", Role.SET)
+    assert set(found.values()) <= {1_000}
+    return {uid for level, uid in found if level is Level.POD}
+
+
+SLICES = CpuGuard(enable=True, slice=True, feedback=False)
+
+
+def test_tasks_of_guarded_pods_have_short_slices() -> None:
+    node = Guarded(strategy=SLICES, features=frozenset({"slice"}))
+    node.second(0.0)
+    assert sliced(node) == {"web"}
+    node.pods = (BATCH,)
+    node.second(0.0)
+    assert sliced(node) == set()
+    node.pods = (WEB, BATCH)
+    node.strategies = Strategies(cpu_guard=ON)
+    node.second(0.0)
+    assert sliced(node) == set()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "features", "reason"),
+    [
+        (4, {"idle"}, "tasks have no slices (Linux 6.12), or the daemon may not set them"),
+        (1, {"slice"}, "on one CPU the kernel's slices are shorter than 1 ms"),
+    ],
+)
+def test_no_slices_and_why(cpus: int, features: set[str], reason: str) -> None:
+    node = Guarded(cpus, SLICES, features=frozenset(features))
+    node.second(0.0)
+    assert sliced(node) == set()
+    assert reason in node.decision.explanation
+
+
+def test_short_slices_are_bounded_and_stay_where_they_are() -> None:
+    """Changing hands would write to all tasks of two pods."""
+    pods = [pod_of(f"web-{number:02}") for number in range(MOST_SLICED + 2)]
+    node = Guarded(strategy=SLICES, features=frozenset({"slice"}), pods=pods)
+    node.metrics.add(pods[-1].cgroup, Metric.CPU_USAGE, 3.0)
+    node.second(0.0)
+    first = sliced(node)
+    assert (len(first), "web-65" in first, "web-64" in first) == (MOST_SLICED, True, False)
+    assert "short slices of 64 pods at most: 2 have none" in node.decision.explanation
+    node.metrics.add(pods[-2].cgroup, Metric.CPU_USAGE, 9.0)
+    node.second(0.0)
+    assert sliced(node) == first
+    node.pods = tuple(each for each in node.pods if each.uid != "web-65")
+    node.second(0.0)
+    assert sliced(node) == {*first, "web-64"} - {"web-65"}
 
 
 def test_a_kernel_without_idle_groups() -> None:
@@ -525,12 +660,3 @@ def test_metrics() -> None:
     }
     assert values["koord_qos_manager_cpu_guard_blind"] == 1
     assert "koord_qos_manager_cpu_guard_error" not in values
-
-
-def test_pods_that_wait_end_boosts_of_others() -> None:
-    node = Guarded()
-    assert node.second(0.019).waiting_pods == []
-    node.seconds([0.04] * 3)
-    assert node.decision.waiting_pods == [WEB.uid]
-    node.remember(law=replace(node.state.law, futile={WEB.uid: node.metrics.now_s + 60}))
-    assert node.second(0.04).waiting_pods == []

@@ -119,6 +119,23 @@ def test_other_schedstats(tree: Tree, content: str, problem: str) -> None:
     assert tree.sampler.absence(POD, Metric.CPU_RUN_DELAY) == problem
 
 
+def test_threads_that_procfs_hides(tree: Tree) -> None:
+    tree.cgroup(POD)
+    # 0: of another PID namespace.
+    put_processes(tree, POD, 0, 11)
+    tree.sampler.follow_threads([POD])
+    tree.tick(DELAY)
+    assert tree.sampler.absence(POD, Metric.CPU_RUN_DELAY) == waits.HIDDEN
+    # One that has ended is no reason.
+    put_processes(tree, POD, 11, 12)
+    put_threads(tree, 12, {12: (1_000, 0)})
+    tree.tick(DELAY)
+    put_threads(tree, 12, {12: (2_000, 1_000)})
+    tree.tick(DELAY)
+    assert len(delays(tree)) == 1
+    assert tree.sampler.absence(POD, Metric.CPU_RUN_DELAY) == ""
+
+
 def test_a_kernel_without_schedstat(tree: Tree) -> None:
     tree.cgroup(POD)
     put_processes(tree, POD, 1)
