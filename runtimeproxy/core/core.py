@@ -224,7 +224,7 @@ class Core:
             folder,
             boot_id,
         )
-        boosts.is_pressed, self.leased.on_waiting = self.leased.is_pressed, boosts.on_waiting
+        boosts.is_pressed, self.leased.on_waiting = self.leased.is_pressed, boosts.look_soon
         self.starts = PodStarts(openings, boosts)
         history = EvictionHistory(folder, boot_id, disk)
         self.evictor = Evictor(self.store, runtime, self.audit.claims, _bounds(settings), history)
@@ -299,7 +299,7 @@ class Core:
 
         def on_pods_changed(node: Node, uids: Iterable[str]) -> None:
             moves.on_pods_changed(node, uids)
-            boosts.on_pods_changed()
+            boosts.look_soon()
 
         self.node.on_pods_changed = on_pods_changed
         self.inventory.on_complete += (moves.on_inventory, self._on_inventory, self._write_missed)
@@ -412,6 +412,7 @@ class Core:
         self.upkeep.on_node_changed(node, changed)
         if changed & POOL_INPUTS:
             self.pools.look_soon()
+        self.starts.boosts.look_soon()
 
     async def _on_inventory(self) -> None:
         if not self._is_standby():

@@ -46,11 +46,13 @@ class NoBoost(StrEnum):
     """Why a container that is to be boosted is not; the names are those of a metric."""
 
     OFTEN = "often"
-    """It has had `MOST_BOOSTS`."""
+    """It has had `MOST_BOOSTS`, unless one of them becomes old in its time."""
     NO_ROOM = "no-room"
     """It waits until other boosts have ended, or CPUs are idle."""
     UNKNOWN_IDLE = "unknown-idle"
     """It waits until the node's idle CPUs are known."""
+    PRESSURE = "pressure"
+    """It waits until no other pod waits for CPUs."""
 
 
 class Amounts(NamedTuple):
@@ -124,12 +126,9 @@ class Boosts:
         self.denied: dict[NoBoost, int] = dict.fromkeys(NoBoost, 0)
 
     def begin(self, boost: Boost, now_s: float) -> bool:
-        """A container has started; returns whether its boost is given or waits now."""
+        """A container has started; returns whether its boost waits to be given now."""
         past = self._past(boost, now_s)
         if boost.container in self.active or any(each == boost.container for _, each in past):
-            return False
-        if len(past) >= MOST_BOOSTS:
-            self.denied[NoBoost.OFTEN] += 1
             return False
         self.active[boost.container] = boost
         return True
@@ -138,10 +137,18 @@ class Boosts:
         found = self._history.get((boost.uid, boost.name), [])
         return [each for each in found if now_s - each[0] < WITHIN_S]
 
-    def give(self, now_s: float, idle_cpus: float | None) -> list[Boost]:
+    def give(
+        self,
+        now_s: float,
+        idle_cpus: float | None,
+        is_pressed: Callable[[str], bool] = lambda uid: False,
+    ) -> list[Boost]:
         """Gives boosts that wait, those that began first, as far as there is room; returns these.
 
-        `idle_cpus`: of the node, with all boosts in effect; None: not known.
+        Args:
+            now_s: By the clock of boosts.
+            idle_cpus: Of the node, with all boosts in effect; None: not known.
+            is_pressed: As of `end`.
         """
         given: list[Boost] = []
         for boost in self.active.values():
@@ -149,7 +156,8 @@ class Boosts:
                 continue
             past = self._past(boost, now_s)
             room_cpus = 0.0 if idle_cpus is None else idle_cpus * SHARE_OF_IDLE - self.cpus
-            boost.given_us = given_us(boost.asked, room_cpus) if len(past) < MOST_BOOSTS else 0
+            may_have = len(past) < MOST_BOOSTS and not is_pressed(boost.uid)
+            boost.given_us = given_us(boost.asked, room_cpus) if may_have else 0
             if boost.given_us:
                 self._history[boost.uid, boost.name] = [*past, (now_s, boost.container)]
                 boost.waits = None
@@ -157,6 +165,8 @@ class Boosts:
                 given.append(boost)
             elif len(past) >= MOST_BOOSTS:
                 boost.waits = NoBoost.OFTEN
+            elif not may_have:
+                boost.waits = NoBoost.PRESSURE
             else:
                 boost.waits = NoBoost.UNKNOWN_IDLE if idle_cpus is None else NoBoost.NO_ROOM
         return given
@@ -213,8 +223,8 @@ class Boosts:
         return ended
 
     def next_s(self) -> float | None:
-        """When the next boost ends by its time; None without any."""
-        return min((boost.end_s for boost in self.active.values()), default=None)
+        """When the next boost ends by its time, or as it is quiet; None without any."""
+        return min((_last_s(boost) for boost in self.active.values()), default=None)
 
     # --- what is saved -----------------------------------------------------------------------------------
 
@@ -264,6 +274,11 @@ class Boosts:
         self._history = dict(list(left.items())[-MOST_KEPT:])
 
 
+def _last_s(boost: Boost) -> float:
+    quiet_since_s = boost.quiet_since_s
+    return boost.end_s if quiet_since_s is None else min(boost.end_s, quiet_since_s + QUIET_S)
+
+
 def _why_ended(
     boost: Boost,
     now_s: float,
@@ -279,7 +294,8 @@ def _why_ended(
         yield End.TIME, now_s >= boost.end_s
         quiet_since_s = boost.quiet_since_s
         yield End.QUIET, quiet_since_s is not None and now_s - quiet_since_s >= QUIET_S
-        yield End.PRESSURE, is_pressed(boost.uid)
+        # One that waits goes on to wait.
+        yield End.PRESSURE, boost.given_us > 0 and is_pressed(boost.uid)
 
     return next((end for end, is_so in causes() if is_so), None)
 

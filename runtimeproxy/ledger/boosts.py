@@ -50,6 +50,7 @@ REASONS: Final = {
     NoBoost.OFTEN: f"it has had {MOST_BOOSTS} boosts in {WITHIN_S:g} s",
     NoBoost.NO_ROOM: "all start-up boosts have half of the node's idle CPUs at most, and these are given",
     NoBoost.UNKNOWN_IDLE: "the node's idle CPUs are not known",
+    NoBoost.PRESSURE: "another pod waits for CPUs more than it may, as cpu-guard says",
 }
 """Why a boost waits, for people."""
 USAGE: Final = "cpuacct.usage"
@@ -57,6 +58,10 @@ LOOK_S: Final = 1.0
 """Between two looks while there are boosts: none is held longer than that after it has ended."""
 IDLE_LOOK_S: Final = 10.0
 """The same without: so that the node's idle CPUs are known when a container starts."""
+LEFT_S: Final = 5.0
+"""After the end of a container in which its cgroup goes."""
+MOST_S: Final = 600.0
+"""The longest `maxSeconds` of a strategy."""
 RENEW_S: Final = 5.0
 """How often the lease is renewed: a third of it."""
 SAVED: Final = "boosts.json"
@@ -112,6 +117,10 @@ class StartupBoosts:
         # Seen before they ran, and seen running.
         self._created: set[str] = set()
         self._running: set[str] = set()
+        # When containers have started of which it is not known yet what they are to have.
+        self._undecided: dict[str, float] = {}
+        # Pods of containers that are gone: until when their quota is compared.
+        self._left: dict[str, float] = {}
         self._is_changed = False
         self._renewed_s = 0.0
         # The same in each process: one goes on from the other.
@@ -133,8 +142,8 @@ class StartupBoosts:
         saved: Boosts | None = await self._in_worker(self._load)
         self.rules = Boosts() if saved is None else saved
         self._running = set(self.rules.active)
-        # Those whose time is over are claimed, too.
-        self._is_changed = bool(self.rules.active)
+        # Those whose time is over are claimed, too, and so are those of a file that cannot be used.
+        self._is_changed = bool(self.rules.active) or bool(self.file.unusable)
         self._wake.set()
 
     def _load(self) -> Boosts | None:
@@ -148,7 +157,10 @@ class StartupBoosts:
         if box is None or box.id != identity or box.state is Lifecycle.STOPPED:
             self._created.discard(identity)
             self._running.discard(identity)
-            if identity in self.rules.active:
+            self._undecided.pop(identity, None)
+            if (boost := self.rules.active.get(identity)) is not None:
+                pods = (pod for pod in self._store.pods if pod.uid == boost.uid)
+                self._left |= {pod.cgroup_parent: self._now_s() + LEFT_S for pod in pods}
                 self._wake.set()
             return
         if box.state is Lifecycle.CREATED:
@@ -157,15 +169,35 @@ class StartupBoosts:
             self._running.add(identity)
             has_just_started = identity in self._created
             self._created.discard(identity)
-            self._begin(box, age_s=0.0 if has_just_started else self._wall_s() - box.created_s)
+            # If its start was not seen: since its creation.
+            age_s = 0.0 if has_just_started else self._wall_s() - box.created_s
+            self._undecided[identity] = self._now_s() - age_s
+            self._begin_undecided()
 
-    def _begin(self, box: ContainerRecord, age_s: float) -> None:
-        """A container runs; `age_s`: since when, if its start was not seen: since its creation."""
+    def _begin_undecided(self) -> None:
+        """Decides on what has started, once strategies and policies are known."""
+        since_s = self._now_s() - MOST_S
+        undecided = {each: begun_s for each, begun_s in self._undecided.items() if begun_s > since_s}
+        self._undecided = undecided
+        if self._is_idle() or not self._knows_strategies():
+            return
+        self._undecided = {}
+        for identity, begun_s in undecided.items():
+            box = self._store.containers.get(identity)
+            if box is not None and self._store.pods.get(box.pod_id) is None:
+                self._undecided[identity] = begun_s
+            elif box is not None:
+                self._begin(box, begun_s)
+
+    def _knows_strategies(self) -> bool:
+        loaded = self.policy()
+        return loaded is None or loaded.is_settled_on(self._node())
+
+    def _begin(self, box: ContainerRecord, begun_s: float) -> None:
         wanted = self._wanted(box)
-        if wanted is None or self._is_idle() or not 0.0 <= age_s < wanted.max_s:
+        if wanted is None or not 0.0 <= self._now_s() - begun_s < wanted.max_s:
             return
         pod = self._store.pods.get(box.pod_id)
-        begun_s = self._now_s() - age_s
         boost = Boost(
             box.id,
             pod.uid if pod is not None else "",
@@ -185,7 +217,7 @@ class StartupBoosts:
             return None
         view, node = recorded_pod(pod), self._node()
         try:
-            if not loaded.is_settled_on(node) or loaded.why_not_for(view, node):
+            if loaded.why_not_for(view, node):
                 return None
             return loaded.policy.wanted_boost(recorded_container(box, view), node)
         except Exception as error:  # noqa: BLE001 - a bug that one pod shows must not affect the others
@@ -195,14 +227,9 @@ class StartupBoosts:
             )
             return None
 
-    def on_pods_changed(self) -> None:
-        # The API server may say that one is ready.
-        if self.rules.active:
-            self._wake.set()
-
-    def on_waiting(self) -> None:
-        # Other pods wait for CPUs.
-        if self.rules.active:
+    def look_soon(self) -> None:
+        # The API server may say that one is ready, or what strategies are, or a guard that a pod waits.
+        if self.rules.active or self._undecided:
             self._wake.set()
 
     async def settled(self, identity: str, within_s: float) -> None:
@@ -246,16 +273,20 @@ class StartupBoosts:
             self._wake.clear()
 
     def _pause_s(self) -> float:
-        if not self.rules.active and not self._is_changed:
+        if not (self.rules.active or self._is_changed or self._undecided or self._left):
             return IDLE_LOOK_S
+        if self._is_idle() or not self._leased.ready.is_set():
+            # What is over cannot end now.
+            return LOOK_S
         next_s = self.rules.next_s()
         return LOOK_S if next_s is None else min(LOOK_S, max(0.0, next_s - self._now_s()))
 
     async def look(self) -> None:
         """Does what is due now."""
+        self._begin_undecided()
         if self._is_idle() or not self._leased.ready.is_set():
             return
-        if self.policy() is None and not self.rules.active and not self._is_changed:
+        if self.policy() is None and not (self.rules.active or self._is_changed or self._left):
             return
         usage, idle_cpus = await self._in_worker(partial(self._read, self._cgroups()))
         now_s = self._now_s()
@@ -268,7 +299,7 @@ class StartupBoosts:
             withdrawn=self._withdrawn(),
             is_pressed=self.is_pressed,
         )
-        given = self.rules.give(now_s, idle_cpus)
+        given = self.rules.give(now_s, idle_cpus, self.is_pressed)
         if given or any(boost.given_us for boost, _ in ended):
             self._is_changed = True
         for boost, why in ended:
@@ -278,6 +309,17 @@ class StartupBoosts:
             await self._apply()
         elif self.rules.active and now_s - self._renewed_s >= RENEW_S:
             await self._claim(is_whole=False)
+        await self._compare_left(now_s)
+
+    async def _compare_left(self, now_s: float) -> None:
+        """Compares quotas of pods of which a container with a boost has gone.
+
+        As long as its cgroup is there the kernel (version 1) refuses the pod less than its quota.
+        """
+        left = tuple(self._left)
+        self._left = {cgroup: until_s for cgroup, until_s in self._left.items() if now_s < until_s}
+        for cgroup in left:
+            await self._in_worker(partial(self._ledger.repair, cgroup))
 
     def _cgroups(self) -> dict[str, str]:
         """The cgroups of containers with a boost that is given."""
@@ -311,6 +353,8 @@ class StartupBoosts:
     def _withdrawn(self) -> set[str]:
         """Containers whose boost is not wanted any more, or another one is."""
         found = set[str]()
+        if not self._knows_strategies():
+            return found
         for identity, boost in self.rules.active.items():
             box = self._store.containers.get(identity)
             wanted = self._wanted(box) if box is not None else None

@@ -5,6 +5,10 @@ and the runtime's process in its cgroup is throttled with locks of the kernel th
 the daemon itself adds to the bound while the pod starts, without a round trip to who claims it. In the
 algebra (`hooks.algebra`): s4 = min(s3, at_most + opening). Other values, such as `cpu.idle`, are not lifted.
 
+A bound by CPUs (`cpuset.cpus`) is not lifted, either: nothing below it is throttled, so what holds a lock of
+the kernel goes on to run; a guard uses it from two whole CPUs on; and another CPU would be a write to each
+cgroup of the class on version 1, with its tasks moved, twice for each start.
+
 `Openings` has the rules, and is pure: times are arguments. `ClassOpenings` follows the pods, and has the
 values written. What is open is lost with the process; a restart gives the bound back as it was claimed.
 """
@@ -220,6 +224,7 @@ class ClassOpenings:
         starts: Which pods.
         now_s: The clock.
         rules: What is open, and what waits.
+        problem: Why bounds cannot be lifted, or not be lowered again; empty if they can.
         file: What is added to bounds now, for a process after this one.
     """
 
@@ -247,6 +252,7 @@ class ClassOpenings:
         self._failures = FailureLog(output=logger)
         self.starts = Starts.BEST_EFFORT
         self.rules = Openings()
+        self.problem = ""
         # Never synced: a reboot ends all that it is about.
         self.file = StateFile(
             folder / SAVED, "bounds may stay lifted", version=1, boot_id=boot_id, is_synced=False
@@ -312,6 +318,7 @@ class ClassOpenings:
         self._started = {uid: it for uid, it in self._started.items() if self.rules.is_followed(uid)}
         before = self._books.openings_us
         if wanted == before:
+            self.problem = ""
             return True
         if self._is_idle() or not self._is_ready():
             return False
@@ -319,7 +326,9 @@ class ClassOpenings:
             await self._in_worker(partial(self._write, before, wanted))
         except (OSError, TimeoutError) as error:
             self._failures.report("openings", "unwritten", f"bounds cannot be moved: {described(error)}")
+            self.problem = described(error)
             return False
+        self.problem = ""
         return True
 
     def _write(self, before: Mapping[Path, int], wanted: Mapping[Path, int]) -> None:

@@ -415,15 +415,18 @@ def read_pod(document: object, node_name: str) -> LivePod | None:
 def _ready(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
     """The ids of containers that their probes call ready; without a probe one is ready when it runs.
 
-    What cannot be read is left out: it is about nothing else. Source: Kubernetes
-    staging/src/k8s.io/api/core/v1/types.go, ContainerStatus; its id is `RUNTIME://ID`.
+    What cannot be read is left out: it is about nothing else. Sidecars are init containers with probes.
+    Source: Kubernetes staging/src/k8s.io/api/core/v1/types.go, ContainerStatus; its id is `RUNTIME://ID`.
     """
     probed = {
         each.get("name")
-        for each in _mappings(spec.get("containers"))
+        for each in (*_mappings(spec.get("containers")), *_mappings(spec.get("initContainers")))
         if each.get("readinessProbe") or each.get("startupProbe")
     }
-    for each in _mappings(status.get("containerStatuses")):
+    for each in (
+        *_mappings(status.get("containerStatuses")),
+        *_mappings(status.get("initContainerStatuses")),
+    ):
         identity = each.get("containerID")
         if each.get("ready") is True and each.get("name") in probed and isinstance(identity, str):
             yield identity.rpartition("//")[2]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +51,8 @@ def starts_of(daemon: ProxyProcess) -> api_pb2.StartsStatus:
 
 
 def quota(files: CgroupFiles, cgroup: str) -> str:
-    return files.read(cgroup, "cpu.max").split()[0]
+    # Empty while it is being written.
+    return (files.read(cgroup, "cpu.max").split() or [""])[0]
 
 
 def best_effort_starts(daemon: ProxyProcess, client: CriClient, files: CgroupFiles, mode: str) -> None:
@@ -84,7 +88,7 @@ def service_starts(daemon: ProxyProcess, client: CriClient, files: CgroupFiles, 
     made.start()
     if mode == "nri":
         # The program did not run before.
-        assert quota(files, cgroup_of(made)) == "150000"
+        assert quota(files, cgroup_of(made)) in ("150000", "")
     parent = config.linux.cgroup_parent
     wait_until(lambda: {quota(files, each) for each in (cgroup_of(made), parent)} == {"150000"}, "the boost")
     assert booked_quota(client, made) == 50_000
@@ -95,6 +99,25 @@ def booked_quota(client: CriClient, made: Pod) -> int:
     status = cri.ContainerStatusRequest(container_id=made.container)
     found = client.runtime.ContainerStatus(status, timeout=CALL_TIMEOUT_S)
     return found.status.resources.linux.cpu_quota
+
+
+def started(daemons: Daemons, files: CgroupFiles, folder: Path, mode: str) -> ProxyProcess:
+    """A daemon that boosts starts."""
+    procfs = folder / "proc"
+    procfs.mkdir()
+    # Of 8 CPUs all were idle since the boot.
+    cpus = "".join(f"cpu{each} 0 0 0 100\n" for each in range(8))
+    (procfs / "stat").write_text(f"cpu  0 0 0 800 0 0 0 0 0 0\n{cpus}")
+    for qos in ("besteffort", "burstable"):
+        files.make(f"/kubepods/{qos}")
+    settings = f'[policies.startup-boost]\nenabled = true\n[node]\nprocfs_root = "{procfs}"\n'
+    daemon = daemons.prepare(configuration(folder, mode) + settings)
+    NodeObjects(daemon.objects_folder).strategies(BOOST)
+    daemon.start()
+    wait_until(lambda: status_of(daemon).records.is_recovered, "the records")
+    if mode == "nri":
+        wait_until(lambda: status_of(daemon).nri.is_connected, "the runtime")
+    return daemon
 
 
 def is_boosted(daemon: ProxyProcess) -> bool:
@@ -125,21 +148,8 @@ def another_pod_waits(daemon: ProxyProcess, boosted: str) -> None:
 def test_starts(
     daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, socket_folder: Path, mode: str
 ) -> None:
-    procfs = socket_folder / "proc"
-    procfs.mkdir()
-    # Of 8 CPUs all were idle since the boot.
-    cpus = "".join(f"cpu{each} 0 0 0 100\n" for each in range(8))
-    (procfs / "stat").write_text(f"cpu  0 0 0 800 0 0 0 0 0 0\n{cpus}")
-    for qos in ("besteffort", "burstable"):
-        cgroup_files.make(f"/kubepods/{qos}")
-    settings = f'[policies.startup-boost]\nenabled = true\n[node]\nprocfs_root = "{procfs}"\n'
-    daemon = daemons.prepare(configuration(socket_folder, mode) + settings)
+    daemon = started(daemons, cgroup_files, socket_folder, mode)
     objects = NodeObjects(daemon.objects_folder)
-    objects.strategies(BOOST)
-    daemon.start()
-    wait_until(lambda: status_of(daemon).records.is_recovered, "the records")
-    if mode == "nri":
-        wait_until(lambda: status_of(daemon).nri.is_connected, "the runtime")
     with CriClient(daemon.socket if mode == "proxy" else runtime.socket_path) as client:
         made = service_starts(daemon, client, cgroup_files, mode)
         best_effort_starts(daemon, client, cgroup_files, mode)
@@ -174,3 +184,52 @@ def test_starts(
         wait_until(lambda: quota(cgroup_files, "/kubepods/burstable/podweb") == "50000", "that of the pod")
         assert not starts_of(daemon).boosts
         wait_until(lambda: not is_boosted(daemon), "what watchers are told")
+
+
+RESTARTS: Final = int(os.environ.get("RESTARTS", "20"))
+"""Of containers, in all. `RESTARTS=1000 pytest -k restarts tests/daemon/test_starts.py` by hand."""
+AT_ONCE: Final = 5
+"""Containers of one pod; a boost more than the node's idle CPUs have room for."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["proxy"])
+def test_none_of_many_restarts_is_missed(
+    daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, socket_folder: Path, mode: str
+) -> None:
+    """Each start has its boost, or the status has the reason; the daemon is killed meanwhile."""
+    daemon = started(daemons, cgroup_files, socket_folder, mode)
+    config = pod_sandbox_config("web", qos="LS")
+    config.linux.cgroup_parent = "/kubepods/burstable/podweb"
+    files, limit = cgroup_files, cri.LinuxContainerResources(cpu_quota=50_000, cpu_period=100_000)
+    files.make(config.linux.cgroup_parent)
+    kinds: Counter[str] = Counter()
+
+    def kind_of(made: Pod) -> str:
+        if quota(files, cgroup_of(made)) == "150000":
+            return "boost"
+        waiting = {each.container_id: each.waits for each in starts_of(daemon).boosts}
+        return waiting.get(made.container, "")
+
+    with CriClient(daemon.socket if mode == "proxy" else runtime.socket_path) as client:
+        sandbox = Pod(client, config).run().id
+        for number in range(RESTARTS // AT_ONCE):
+            if number == 3:
+                daemon.kill()
+                daemon.start()
+                wait_until(lambda: status_of(daemon).records.is_recovered, "the records")
+                if mode == "nri":
+                    wait_until(lambda: status_of(daemon).nri.is_connected, "the runtime")
+            boxes = [Pod(client, config, resources=limit, id=sandbox) for _ in range(AT_ONCE)]
+            for each in boxes:
+                each.create().start()
+            for each in boxes:
+                kinds[wait_until(partial(kind_of, each), "a boost, or a reason")] += 1
+            for each in boxes:
+                request = cri.RemoveContainerRequest(container_id=each.container)
+                client.runtime.RemoveContainer(request, timeout=CALL_TIMEOUT_S)
+            wait_until(lambda: not starts_of(daemon).boosts, "the end of all boosts")
+    # All have one name in one pod: three in ten minutes.
+    assert kinds["boost"] == 3
+    assert sum(kinds.values()) == RESTARTS
+    assert kinds.keys() <= {"boost", "often", "no-room"}

@@ -19,7 +19,7 @@ from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.answers import by_parameter, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.boost_rules import QUIET_FROM_S, QUIET_S, End, NoBoost
-from runtimeproxy.ledger.boosts import OWNER, SAVED, StartupBoosts
+from runtimeproxy.ledger.boosts import LOOK_S, OWNER, SAVED, StartupBoosts
 from runtimeproxy.node.idle_cpus import IdleCpus
 from runtimeproxy.node.snapshot import Input as NodeInput
 from runtimeproxy.node.snapshot import InputState, LivePod, Node
@@ -32,6 +32,16 @@ from tests.ledger.test_leased import LS, QUOTA, burst, first, request, suppress
 from tests.ledger.test_leased import Node as LeasedNode
 
 BOX = f"{LS}/web"
+NO_BOOST = {
+    "container": "web",
+    "uid": "u2",
+    "name": "web",
+    "asked": [0, 1, 1],
+    "begun_s": 1,
+    "end_s": 1e308,
+    "given_us": 1,
+    "reason": "",
+}
 WALL_S = 1_000_000.0
 
 
@@ -45,6 +55,7 @@ class Boosted(LeasedNode):
         self.boost = PodStartupBoost(limit_percent=400, max_seconds=60)
         self.live_pods: dict[str, LivePod] = {}
         self.usage_us = 0
+        self.is_known = True
         (folder / "proc").mkdir()
         self.stat = folder / "proc" / "stat"
         self.set_idle(8)
@@ -69,7 +80,7 @@ class Boosted(LeasedNode):
         self.files.write(BOX, name, text)
 
     def node(self) -> Node:
-        known = dict.fromkeys(NodeInput, InputState.KNOWN)
+        known = dict.fromkeys(NodeInput, InputState.KNOWN if self.is_known else InputState.UNKNOWN)
         return Node(strategies=Strategies(startup_boost=self.boost), states=known, live_pods=self.live_pods)
 
     def start(self, owned: dict[str, Owner] | None = None) -> None:
@@ -385,3 +396,156 @@ async def test_a_container_that_is_gone_leaves_nothing(node: Boosted) -> None:
     assert node.boosts.rules.active == {}
     assert node.files.read(LS, node.quota_file).split()[0] == "40000"
     assert node.leased.owned(OWNER).claims == {}
+
+
+async def test_what_starts_before_strategies_are_known_is_boosted_for_the_rest_of_its_time(
+    node: Boosted,
+) -> None:
+    node.is_known = False
+    await node.run_web()
+    assert quotas(node) == ("40000", "40000")
+    await node.pass_time(20.0)
+    node.is_known = True
+    node.boosts.look_soon()
+    await node.boosts.look()
+    assert quotas(node) == ("160000", "160000")
+    assert node.boosts.rules.next_s() == 160.0
+    # Nothing is withdrawn by a process that does not know them yet.
+    node.is_known = False
+    await node.restart()
+    await node.boosts.look()
+    assert quotas(node) == ("160000", "160000")
+    await node.pass_time(40.0)
+    assert quotas(node) == ("40000", "40000")
+
+
+async def test_what_never_becomes_known_is_forgotten(node: Boosted) -> None:
+    node.is_known = False
+    await node.run_web()
+    node.now_s += 600.0
+    await node.boosts.look()
+    node.is_known = True
+    await node.boosts.look()
+    assert node.boosts.rules.active == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1",
+        '{"version":1,"boot_id":"boot","boosts":[],"given":[["u2"]]}',
+        '{"version":1,"boot_id":"boot","boosts":[{"container":"web"}],"given":[]}',
+        json.dumps({"version": 1, "boot_id": "boot", "boosts": [NO_BOOST], "given": []}),
+    ],
+)
+async def test_a_file_that_cannot_be_used_leaves_no_boost_behind(node: Boosted, text: str) -> None:
+    """The container has its boost of now, or none: never the one that nobody ends."""
+    await node.run_web()
+    await node.pass_time(20.0)
+    node.boosts.file.path.write_text(text)
+    # While it runs nothing reads it.
+    await node.pass_time(1.0)
+    assert quotas(node) == ("160000", "160000")
+    node.boosts.file.path.write_text(text)
+    await node.restart()
+    assert "not usable" in node.boosts.file.unusable
+    await node.boosts.look()
+    # The rest of its time, by its creation.
+    assert quotas(node) == ("160000", "160000")
+    await node.pass_time(39.0)
+    assert quotas(node) == ("40000", "40000")
+    node.boosts.file.path.write_text(text)
+    await node.restart()
+    await node.boosts.look()
+    assert quotas(node) == ("40000", "40000")
+    assert node.leased.owned(OWNER).claims == {}
+
+
+async def test_a_boost_that_a_lost_file_had_ends_with_the_first_look(node: Boosted) -> None:
+    await node.run_web()
+    node.now_s += 300.0
+    node.boosts.file.path.write_text("[")
+    await node.restart()
+    assert quotas(node) == ("160000", "160000")
+    await node.boosts.look()
+    assert quotas(node) == ("40000", "40000")
+
+
+async def test_the_pod_has_what_all_its_containers_add(node: Boosted) -> None:
+    """An init container, then two containers, of which one has no limit."""
+    record = node.store.pods.get("s-u2")
+    assert record is not None
+    node.files.write(LS, node.quota_file, "90000 100000" if node.files.version == 2 else "90000")
+
+    async def start(name: str, quota_us: int) -> None:
+        node.files.make(f"{LS}/{name}")
+        text = f"{quota_us} 100000" if node.files.version == 2 else str(quota_us)
+        node.files.write(f"{LS}/{name}", node.quota_file, text.replace("-1 ", "max "))
+        node.put(Lifecycle.CREATED, name, quota_us)
+        box = node.store.containers.get(name)
+        assert box is not None
+        node.store.containers.put(replace(box, name=name))
+        node.store.containers.put(replace(box, name=name, state=Lifecycle.RUNNING))
+        await node.boosts.look()
+
+    def pod_quota() -> str:
+        return node.files.read(LS, node.quota_file).split()[0]
+
+    await start("init", 20_000)
+    assert pod_quota() == "150000"
+    box = node.store.containers.get("init")
+    assert box is not None
+    node.store.containers.put(replace(box, state=Lifecycle.STOPPED))
+    await node.boosts.look()
+    assert pod_quota() == "90000"
+    await start("sidecar", 20_000)
+    await start("main", 40_000)
+    await start("free", -1)
+    assert pod_quota() == "270000"
+    assert node.files.read(f"{LS}/free", node.quota_file).split()[0] in ("-1", "max")
+    about = LivePod("u2", "shop", "u2", ready=frozenset({"sidecar"}))
+    node.live_pods["u2"] = about
+    await node.boosts.look()
+    assert pod_quota() == "210000"
+    # A pod-level limit that goes on to be the kubelet's.
+    node.live_pods["u2"] = about._replace(ready=frozenset({"sidecar", "main"}))
+    await node.boosts.look()
+    assert pod_quota() == "90000"
+
+
+async def test_a_fourth_start_in_ten_minutes_says_why_it_has_no_boost(node: Boosted) -> None:
+    for number in range(4):
+        identity = f"box{number}"
+        node.files.make(f"{LS}/{identity}")
+        node.put(Lifecycle.CREATED, identity)
+        node.put(Lifecycle.RUNNING, identity)
+        await node.boosts.look()
+        shown = [each.reason for each in node.leased.unapplied()]
+        assert shown == (["it has had 3 boosts in 600 s"] if number == 3 else [])
+        if number < 3:
+            node.store.containers.remove(identity)
+            await node.boosts.look()
+            await node.pass_time(5.0)
+    assert node.boosts.rules.given == 3
+    await node.pass_time(60.0)
+    assert node.boosts.rules.denied[NoBoost.OFTEN] == 1
+
+
+async def test_no_boost_begins_while_another_pod_waits_for_cpus(node: Boosted) -> None:
+    node.boosts.is_pressed = lambda uid: uid == "u2"
+    await node.run_web()
+    assert quotas(node) == ("40000", "40000")
+    assert [each.waits for each in node.boosts.rules.active.values()] == [NoBoost.PRESSURE]
+    node.boosts.is_pressed = lambda uid: False
+    await node.pass_time(1.0)
+    assert quotas(node) == ("160000", "160000")
+
+
+async def test_while_the_bypass_is_on_a_boost_that_is_over_is_looked_at_once_a_second(node: Boosted) -> None:
+    await node.run_web()
+    node.now_s += 59.5
+    assert node.boosts._pause_s() == pytest.approx(0.5)
+    node.now_s += 1.0
+    node.is_idle = True
+    await node.boosts.look()
+    assert node.boosts._pause_s() == LOOK_S

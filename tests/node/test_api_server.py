@@ -514,8 +514,16 @@ def test_which_containers_are_ready() -> None:
             {"name": "probed", "readinessProbe": probe},
             {"name": "slow", "startupProbe": probe},
             {"name": "plain"},
-        ]
+        ],
+        initContainers=[
+            {"name": "sidecar", "restartPolicy": "Always", "startupProbe": probe},
+            {"name": "init"},
+        ],
     )
+    inits = [
+        {"name": "sidecar", "ready": True, "containerID": "containerd://ddd"},
+        {"name": "init", "ready": True, "containerID": "containerd://eee"},
+    ]
     statuses: list[object] = [
         {"name": "probed", "ready": True, "containerID": "containerd://aaa"},
         {"name": "slow", "ready": False, "containerID": "containerd://bbb"},
@@ -523,9 +531,10 @@ def test_which_containers_are_ready() -> None:
         {"name": "probed", "ready": True},
         "garbage",
     ]
-    found = read_pod({**document, "status": {"phase": "Running", "containerStatuses": statuses}}, NODE_NAME)
+    status = {"phase": "Running", "containerStatuses": statuses, "initContainerStatuses": inits}
+    found = read_pod({**document, "status": status}, NODE_NAME)
     assert found is not None
-    assert found.ready == {"aaa"}
+    assert found.ready == {"aaa", "ddd"}
     broken = read_pod({**document, "status": {"containerStatuses": {"a": 1}}}, NODE_NAME)
     assert broken is not None
     assert broken.ready == frozenset()

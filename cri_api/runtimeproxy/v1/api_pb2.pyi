@@ -1561,6 +1561,7 @@ class StartsStatus(_message.Message):
     BOOSTED_FIELD_NUMBER: _builtins.int
     NOT_BOOSTED_FIELD_NUMBER: _builtins.int
     BOOST_PROBLEM_FIELD_NUMBER: _builtins.int
+    OPENING_PROBLEM_FIELD_NUMBER: _builtins.int
     opened: _builtins.int
     """Number since the start, and of pods that had none although there was a bound."""
     not_opened: _builtins.int
@@ -1569,6 +1570,8 @@ class StartsStatus(_message.Message):
     not_boosted: _builtins.int
     boost_problem: _builtins.str
     """Why boosts cannot be applied now; empty if they can."""
+    opening_problem: _builtins.str
+    """Why bounds cannot be lifted, or not be lowered again; empty if they can."""
     @_builtins.property
     def openings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Opening]:
         """Pods that lift the bound of the best-effort class now, or wait for that."""
@@ -1587,10 +1590,11 @@ class StartsStatus(_message.Message):
         boosted: _builtins.int = ...,
         not_boosted: _builtins.int = ...,
         boost_problem: _builtins.str = ...,
+        opening_problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boost_problem", b"boost_problem", "boosted", b"boosted", "boosts", b"boosts", "not_boosted", b"not_boosted", "not_opened", b"not_opened", "opened", b"opened", "openings", b"openings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boost_problem", b"boost_problem", "boosted", b"boosted", "boosts", b"boosts", "not_boosted", b"not_boosted", "not_opened", b"not_opened", "opened", b"opened", "opening_problem", b"opening_problem", "openings", b"openings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1648,7 +1652,7 @@ class Boost(_message.Message):
     """What is added, and what was asked for."""
     asked_millicores: _builtins.int
     waits: _builtins.str
-    """Why it waits: `no-room`, `unknown-idle`, `often`; empty if it does not."""
+    """Why it waits: `no-room`, `unknown-idle`, `often`, `pressure`; empty if it does not."""
     @_builtins.property
     def until(self) -> _timestamp_pb2.Timestamp:
         """When it ends at the latest."""

@@ -35,6 +35,7 @@ def starts_message(starts: PodStarts, store: PodStore) -> api_pb2.StartsStatus:
         boosted=boosts.rules.given,
         not_boosted=sum(boosts.rules.denied.values()),
         boost_problem=boosts.problem,
+        opening_problem=openings.problem,
     )
 
 

@@ -1006,6 +1006,13 @@ def _problems_of_names(records: api_pb2.Records) -> Iterator[str]:
         yield f"{records.misspelled_pods} pods have names that are probably misspelled."
 
 
+def _problems_of_starts(starts: api_pb2.StartsStatus) -> Iterator[str]:
+    if starts.opening_problem:
+        yield f"Bounds of classes cannot be moved for pods that start: {starts.opening_problem}."
+    if starts.boost_problem:
+        yield f"Start-up boosts are not applied: {starts.boost_problem}."
+
+
 def _problems_of_values(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
     for each in ledger.yielded:
         yield (
@@ -1018,8 +1025,7 @@ def _problems_of_values(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
             f"{ledger.counts.failed_writes} values could not be written, last {last.field} of "
             f"{last.target or last.cgroup}: {last.error}."
         )
-    if ledger.starts.boost_problem:
-        yield f"Start-up boosts are not applied: {ledger.starts.boost_problem}."
+    yield from _problems_of_starts(ledger.starts)
     if ledger.left:
         yield f"{len(ledger.left)} values are left as they are: {ledger.left[0].reason}."
     if ledger.journal_problem:

@@ -225,7 +225,7 @@ _TABLE = {
     ),
     "startup_boosts": _gauge("Containers with a start-up boost"),
     "startup_boosts_waiting": _gauge(
-        "Containers that wait for one: `no-room`, `unknown-idle`, `often`", "cause"
+        "Containers that wait for one: `no-room`, `unknown-idle`, `often`, `pressure`", "cause"
     ),
     "startup_boost_cores": _gauge("CPU that all start-up boosts add together"),
     "startup_boosts_total": _counter("Start-up boosts that were given"),

@@ -8,12 +8,15 @@ from typing import Any, Final
 
 import grpc
 
+from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.testing import CallError
-from tests.daemon.driving import batch_pod
+from runtimeproxy.testing.builders import pod_sandbox_config
+from tests.daemon.driving import Pod, batch_pod
 from tests.daemon.failures.scene import Row, Scene
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.node_objects import NodeObjects
 from tests.lab.proxy_process import ProxyProcess
 
 CLASS: Final = "/kubepods/besteffort"
@@ -192,7 +195,56 @@ def owner_of(status: api_pb2.GetStatusResponse) -> api_pb2.ClaimOwner:
     return found
 
 
+def starts_cannot_be_used(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    assert daemon.terminate() == 0
+    for name in ("boosts.json", "openings.json"):
+        (daemon.state_folder / name).write_text("[")
+    daemon.start()
+    scene.wait_for(daemon, "state_unusable", 2)
+    return daemon
+
+
+def boosts_cannot_be_saved(scene: Scene) -> ProxyProcess:
+    procfs = scene.folder / "proc"
+    procfs.mkdir()
+    (procfs / "stat").write_text("cpu  0 0 0 100 0 0 0 0 0 0\ncpu0 0 0 0 100\n")
+    daemon = scene.prepare(f'[policies.startup-boost]\nenabled = true\n[node]\nprocfs_root = "{procfs}"\n')
+    boost = {"startup-boost-config": {"clusterStrategy": {"limitPercent": 150}}}
+    NodeObjects(daemon.objects_folder).strategies(boost)
+    (daemon.state_folder / "boosts.json").mkdir(parents=True)
+    daemon.start()
+    with CriClient(daemon.socket) as client:
+        limit = cri.LinuxContainerResources(cpu_quota=50_000, cpu_period=100_000)
+        Pod(client, pod_sandbox_config("web", qos="LS"), resources=limit).run().create().start()
+    scene.wait_for(daemon, "startup_boosts", 1)
+    return daemon
+
+
+def openings_cannot_be_saved(scene: Scene) -> ProxyProcess:
+    daemon = scene.prepare()
+    (daemon.state_folder / "openings.json").mkdir(parents=True)
+    daemon.start()
+    with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
+        suppressed(scene, client, admin)
+        batch_pod(client, "another").run()
+        scene.wait_for(daemon, "class_openings")
+    return daemon
+
+
 ROWS: Final = {
+    "what was saved of start-up boosts": Row(
+        starts_cannot_be_used,
+        lambda s: all(
+            f"{name}.json is not usable" in str(s.records.unusable_files) for name in ("boosts", "openings")
+        ),
+    ),
+    "start-up boosts cannot be saved": Row(
+        boosts_cannot_be_saved, lambda s: "boosts.json" in s.ledger.starts.boost_problem
+    ),
+    "openings cannot be saved": Row(
+        openings_cannot_be_saved, lambda s: bool(s.ledger.starts.opening_problem)
+    ),
     "strategies ask for a plugin": Row(
         manager_is_missing, lambda s: "systemctl start koord-qos-manager" in str(s.problems)
     ),
