@@ -26,7 +26,7 @@ from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2 as api
 from cri_api.runtimeproxy.v1 import api_pb2_grpc
 from tests.e2e.koordinator import qos
-from tests.effect.report import percentile
+from tests.effect.results import percentile
 from tests.lab import cgroup_v1
 from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
