@@ -55,11 +55,15 @@ def claim_message(
 
 def plugin_status(report: PluginReport) -> api_pb2.QosPluginStatus:
     left_out = [api_pb2.LeftOutPods(reason=reason, pod_uids=uids) for reason, uids in report.left_out.items()]
-    return api_pb2.QosPluginStatus(**{**report._asdict(), "mode": MODES[report.mode], "left_out": left_out})
+    notes = [api_pb2.PodNote(text=text, pod_uids=uids) for text, uids in report.pod_notes.items()]
+    others = {"mode": MODES[report.mode], "left_out": left_out, "pod_notes": notes}
+    return api_pb2.QosPluginStatus(**{**report._asdict(), **others})
 
 
 def plugin_report(message: api_pb2.QosPluginStatus) -> PluginReport:
     # Its fields have the names of the message's.
     found = {name: getattr(message, name) for name in PluginReport._fields}
     left_out = {each.reason: tuple(each.pod_uids) for each in message.left_out}
-    return PluginReport(**{**found, "mode": MODE_OF.get(message.mode, Mode.OFF), "left_out": left_out})
+    notes = {each.text: tuple(each.pod_uids) for each in message.pod_notes}
+    mode = MODE_OF.get(message.mode, Mode.OFF)
+    return PluginReport(**{**found, "mode": mode, "left_out": left_out, "pod_notes": notes})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -13,6 +13,9 @@ MOST_EXPLANATION_BYTES: Final = 1_024
 MOST_LEFT_OUT_REASONS: Final = 16
 MOST_LEFT_OUT_PODS: Final = 1_024
 """Of one plugin in a report."""
+MOST_POD_NOTES: Final = 512
+MOST_POD_NOTE_BYTES: Final = 384
+"""What one plugin says of single pods in a report."""
 MOST_EVICTION_REASON_BYTES: Final = 1_024
 MOST_VALUE: Final = 4_096
 """Characters of a claim's value: more than a list of all CPUs of the largest node."""
@@ -125,3 +128,5 @@ class PluginReport(NamedTuple):
     explanation: str = ""
     left_out: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     """By reason: uids of the pods that it leaves out."""
+    pod_notes: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """By text: uids of the pods that it says this of."""

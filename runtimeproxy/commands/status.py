@@ -100,6 +100,7 @@ def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> 
         page.gap()
         columns = ("OWNER OF CLAIMS", "STATE", "CLAIMS", "MODE", "LEASE ENDS", "REMARK")
         page.table(columns, (_owner_row(each, now) for each in owners))
+    _show_plugins(found.qos_manager, page)
     if found.node.inputs:
         page.gap()
         page.table(("INPUT", "STATE", "FROM"), map(_input_row, found.node.inputs))
@@ -400,6 +401,25 @@ def _owner_row(owner: api_pb2.ClaimOwner, now: datetime) -> Sequence[Words]:
         end or "-",
         "; ".join(remarks),
     )
+
+
+def _show_plugins(manager: api_pb2.QosManagerStatus, page: Page) -> None:
+    """Prints how the plugins of a QoS manager that runs decide, each part of an explanation in a row."""
+    is_running = manager.state == api_pb2.QosManagerStatus.STATE_RUNNING
+    plugins = [each for each in manager.report.plugins if each.is_wanted and each.mode != api_pb2.MODE_OFF]
+    if not is_running or not plugins:
+        return
+    page.gap()
+    rows = (row for each in plugins for row in _plugin_rows(each))
+    page.table(("PLUGIN", "MODE", "CLAIMS", "REMARK"), rows)
+
+
+def _plugin_rows(plugin: api_pb2.QosPluginStatus) -> Iterator[Sequence[Words]]:
+    remarks: list[Words] = [Cell(f"does nothing: {plugin.problem}", BAD)] if plugin.problem else []
+    remarks += plugin.explanation.split("; ")
+    first, *others = filter(None, remarks) if any(remarks) else ("",)
+    yield plugin.name, mode_name(plugin.mode), str(plugin.claims), first
+    yield from (("", "", "", each) for each in others)
 
 
 def show_pods(found: Sequence[api_pb2.Pod], page: Page, *, is_wide: bool = False) -> None:

@@ -83,6 +83,8 @@ class PluginRunner:
         self.explanation = ""
         self.left_out: Mapping[str, tuple[str, ...]] = {}
         """By reason: the pods that it left out in its last run."""
+        self.pod_notes: Mapping[str, Sequence[str]] = {}
+        """By text: the pods that it said this of in its last run."""
         self._failures = failures
         self._clock = clock
         self._time_limit_s = time_limit_s
@@ -116,7 +118,7 @@ class PluginRunner:
     def forget(self) -> None:
         """Has the plugin begin anew."""
         self._state, self.has_state, self._results, self.is_enabled = None, False, (), None
-        self.left_out = {}
+        self.left_out, self.pod_notes = {}, {}
         self._beginnings += 1
 
     def is_due(self, now_s: float) -> bool:
@@ -147,6 +149,7 @@ class PluginRunner:
         self.is_enabled = result.is_enabled
         self.explanation = result.decision.explanation
         self.left_out = {reason: tuple(uids) for reason, uids in result.decision.left_out.items()}
+        self.pod_notes = result.decision.pod_notes
         if self._pause_s:
             logger.info("%s: decides again", self.plugin.name)
         self.problem, self._pause_s = "", 0.0
@@ -228,7 +231,11 @@ def decision_problem(answer: object) -> str:
         if count > 1:
             return f"two claims for {field} of {target.level.name.lower()} {target.id} with the role {role}"
     problem = next((text for each in decision.evictions if (text := _eviction_problem(each))), "")
-    return problem or _left_out_problem(decision.left_out)
+    return (
+        problem
+        or _by_text_problem("left_out", decision.left_out, MOST_LEFT_OUT_REASONS)
+        or _by_text_problem("pod_notes", decision.pod_notes, MOST_CLAIMS)
+    )
 
 
 def _eviction_problem(eviction: Eviction) -> str:
@@ -239,14 +246,15 @@ def _eviction_problem(eviction: Eviction) -> str:
     return "" if is_grace else f"an eviction has the grace period {grace_s!r:.50}"
 
 
-def _left_out_problem(left_out: object) -> str:
-    if not isinstance(left_out, Mapping) or len(left_out) > MOST_LEFT_OUT_REASONS:
-        return f"left_out is no mapping of at most {MOST_LEFT_OUT_REASONS} reasons"
-    if not all(map(_is_text, left_out)):
-        return "left_out has a reason that is no text"
-    for uids in left_out.values():
+def _by_text_problem(name: str, given: object, most: int) -> str:
+    """Why this is no mapping of texts to uids of pods; empty if it is one."""
+    if not isinstance(given, Mapping) or len(given) > most:
+        return f"{name} is no mapping of at most {most} texts"
+    if not all(map(_is_text, given)):
+        return f"{name} has a key that is no text"
+    for uids in given.values():
         if not isinstance(uids, Sequence) or isinstance(uids, str) or not all(map(_is_name, uids)):
-            return "left_out has no uids of pods"
+            return f"{name} has no uids of pods"
     return ""
 
 

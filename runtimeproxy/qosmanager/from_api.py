@@ -7,8 +7,9 @@ strategies keep their defaults, and the problems are returned.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
@@ -51,7 +52,13 @@ from runtimeproxy.slo.schema import (
     Threshold,
 )
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, parse_cpu_list
-from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_EXPLANATION_BYTES, ClaimKey
+from runtimeproxy.vocabulary import (
+    MOST_CLAIM_REASON_BYTES,
+    MOST_EXPLANATION_BYTES,
+    MOST_POD_NOTE_BYTES,
+    MOST_POD_NOTES,
+    ClaimKey,
+)
 
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
@@ -357,11 +364,20 @@ def report_message(
             each._replace(
                 problem=cut_bytes(each.problem, MOST_CLAIM_REASON_BYTES),
                 explanation=cut_bytes(each.explanation, MOST_EXPLANATION_BYTES),
+                pod_notes=_few_notes(each.pod_notes),
             )
         )
         for each in plugins
     )
     return message
+
+
+def _few_notes(notes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """What a report takes of what a plugin says of pods."""
+    found: dict[str, list[str]] = {}
+    for text, uids in itertools.islice(notes.items(), MOST_POD_NOTES):
+        found.setdefault(cut_bytes(text, MOST_POD_NOTE_BYTES), []).extend(uids)
+    return found
 
 
 def node_report_message(report: NodeReport) -> api_pb2.NodeResourceReport:

@@ -230,6 +230,7 @@ class _PluginEntry:
             runner.problem or self.refused or self.problem,
             runner.explanation,
             runner.left_out,
+            runner.pod_notes,
         )
 
     @property

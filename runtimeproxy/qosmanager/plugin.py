@@ -125,6 +125,8 @@ class Decision(NamedTuple, Generic[StateT]):
     node_report: NodeReport | None = None
     left_out: Mapping[str, Sequence[str]] = MappingProxyType({})
     """By reason: uids of the pods that it is off for."""
+    pod_notes: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """By text: uids of the pods that it says this of, for `explain`; long texts are cut."""
     is_dry_run: bool = False
     """Whether the configuration of the cluster says that evictions are computed only."""
     threads_of: Sequence[str] = ()

@@ -102,7 +102,9 @@ def lines(status: api_pb2.QosManagerStatus, now: datetime) -> Iterator[str]:
     if state == "RUNNING":
         width = max((len(each.name) for each in report.plugins), default=0)
         for each in report.plugins:
-            yield f"  {each.name:{width}}  {_plugin(each)}"
+            first, *others = _plugin(each).split("; ")
+            yield f"  {each.name:{width}}  {first}"
+            yield from (f"  {'':{width}}  {other}" for other in others)
 
 
 def _plugin(each: api_pb2.QosPluginStatus) -> str:

@@ -290,12 +290,13 @@ NONSENSE: list[tuple[Any, str]] = [
     (Decision(1, (), (Eviction("u", "why", -1),)), "an eviction has the grace period -1"),
     (Decision(1, (), (Eviction("u", "why", nan),)), "an eviction has the grace period nan"),
     (Decision(1, (), (Eviction("u", "why", 3_601),)), "an eviction has the grace period 3601"),
-    (Decision(1, left_out=()), "left_out is no mapping of at most 16 reasons"),  # type: ignore[arg-type]
+    (Decision(1, left_out=()), "left_out is no mapping of at most 16 texts"),  # type: ignore[arg-type]
     (
         Decision(1, left_out=dict.fromkeys("abcdefghijklmnopq", ())),
-        "left_out is no mapping of at most 16 reasons",
+        "left_out is no mapping of at most 16 texts",
     ),
-    (Decision(1, left_out={"": ()}), "left_out has a reason that is no text"),
+    (Decision(1, left_out={"": ()}), "left_out has a key that is no text"),
+    (Decision(1, pod_notes={"w 1.0": "uid"}), "pod_notes has no uids of pods"),
     (Decision(1, left_out={"why": "uid"}), "left_out has no uids of pods"),
     (Decision(1, left_out={"why": [1]}), "left_out has no uids of pods"),  # type: ignore[list-item]
     (

@@ -2776,6 +2776,7 @@ class QosPluginStatus(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    POD_NOTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: Global___Mode.ValueType
     """Off: by configuration or feature gate."""
@@ -2791,6 +2792,10 @@ class QosPluginStatus(_message.Message):
     def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOutPods]:
         """Pods that it leaves out now. A status has none of them: `Explain` of such a pod says so."""
 
+    @_builtins.property
+    def pod_notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodNote]:
+        """What it says of single pods now. A status has none of them: `Explain` of such a pod says it."""
+
     def __init__(
         self,
         *,
@@ -2801,10 +2806,11 @@ class QosPluginStatus(_message.Message):
         problem: _builtins.str = ...,
         explanation: _builtins.str = ...,
         left_out: _abc.Iterable[Global___LeftOutPods] | None = ...,
+        pod_notes: _abc.Iterable[Global___PodNote] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "explanation", b"explanation", "is_wanted", b"is_wanted", "left_out", b"left_out", "mode", b"mode", "name", b"name", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "explanation", b"explanation", "is_wanted", b"is_wanted", "left_out", b"left_out", "mode", b"mode", "name", b"name", "pod_notes", b"pod_notes", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2834,6 +2840,31 @@ class LeftOutPods(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeftOutPods: _TypeAlias = LeftOutPods  # noqa: Y015
+
+@_typing.final
+class PodNote(_message.Message):
+    """What a plugin of the QoS manager says of pods."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    POD_UIDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    @_builtins.property
+    def pod_uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        pod_uids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pod_uids", b"pod_uids", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PodNote: _TypeAlias = PodNote  # noqa: Y015
 
 @_typing.final
 class EvictionStatus(_message.Message):

@@ -18,7 +18,17 @@ from runtimeproxy.qosmanager.conditions import service_of
 from runtimeproxy.qosmanager.guard.law import Facts, LawState, Step, decide, floor_of, given_back, probed
 from runtimeproxy.qosmanager.guard.lever import Position, held_bound, is_by_cpus, moved
 from runtimeproxy.qosmanager.guard.metrics import Figures, GuardCollector, PodFigures
-from runtimeproxy.qosmanager.guard.signal import Felt, Kind, Missing, Sample, Second, is_blind, missing
+from runtimeproxy.qosmanager.guard.signal import (
+    BLIND_S,
+    SAMPLES,
+    Felt,
+    Kind,
+    Missing,
+    Sample,
+    Second,
+    is_blind,
+    missing,
+)
 from runtimeproxy.qosmanager.guard.target import (
     PROBE_S,
     QUIET_SHARE,
@@ -229,11 +239,12 @@ class CpuGuardPlugin(Plugin[GuardState]):
             claims,
             explanation="; ".join(filter(None, notes)),
             threads_of=_threads_of(snapshot, state, guarded) if strategy.feedback else (),
-            problem=_unreadable(snapshot, state) if strategy.feedback and not state.is_seeing else "",
+            problem=_unreadable(snapshot, state, used) if strategy.feedback and not state.is_seeing else "",
             is_guarding=state.is_seeing,
             waiting_pods=frozenset(
                 uid for uid, error in errors.items() if error > 1 and uid not in state.law.futile
             ),
+            pod_notes=_pod_notes(snapshot, state, errors, said),
         )
 
     def _felt(
@@ -609,16 +620,66 @@ def _step_text(snapshot: Snapshot, step: Step, used: float) -> str:
 
 def _felt_text(snapshot: Snapshot, state: GuardState, errors: Mapping[str, float]) -> Iterator[str]:
     felt = sorted((uid for uid, error in errors.items() if error > 0), key=lambda each: (-errors[each], each))
-    for uid in felt[:MOST_NAMED]:
-        pod = state.pods[uid]
-        if pod.allowed is not None:
-            unit = "ms/s" if pod.felt.kind is Kind.PRESSURE else "permille run delay"
-            waited = pod.felt.samples[-1].waited
-            text = f"w {waited:.1f}, t {pod.allowed.waited:.1f} {unit} ({pod.allowed.source})"
-            yield f"{_name(snapshot, uid)}: {text}, e {errors[uid]:.2f}"
-    for word, pods in (("futile", state.law.futile), ("settled", state.law.settled)):
+    for word, pods in _ineffective(state):
         for uid, until_s in sorted(pods.items())[:MOST_NAMED]:
             yield f"{word}: {_name(snapshot, uid)} for {until_s - snapshot.now_s:.0f} s"
+        if len(pods) > MOST_NAMED:
+            yield f"{word}: {len(pods) - MOST_NAMED} more pods"
+    for uid in felt[:MOST_NAMED]:
+        yield f"{_name(snapshot, uid)}: {_wait_text(state.pods[uid], errors[uid])}"
+
+
+def _ineffective(state: GuardState) -> tuple[tuple[str, Mapping[str, float]], ...]:
+    """Pods for which a lower bound has no effect, and until when that is taken to be so."""
+    return (
+        ("futile, waits, but not behind BE pods", state.law.futile),
+        ("settled, a lower bound had no more effect", state.law.settled),
+    )
+
+
+def _wait_text(pod: PodState, error: float) -> str:
+    if pod.allowed is None or not pod.felt.samples:
+        return f"e {error:.2f}"
+    unit = "ms/s" if pod.felt.kind is Kind.PRESSURE else "permille run delay"
+    waited = pod.felt.samples[-1].waited
+    return f"w {waited:.1f}, t {pod.allowed.waited:.1f} {unit} ({pod.allowed.source}), e {error:.2f}"
+
+
+def _pod_notes(
+    snapshot: Snapshot, state: GuardState, errors: Mapping[str, float], said: str
+) -> dict[str, list[str]]:
+    """What is said of each guarded pod, and of BE pods; by text the pods' uids."""
+    notes: dict[str, list[str]] = {}
+    driver = state.step.driver if state.step is not None else ""
+    unread = ""
+    for pod in snapshot.pods:
+        if _is_best_effort(pod):
+            notes.setdefault(f"BE pods together: {said}", []).append(pod.uid)
+        if (found := state.pods.get(pod.uid)) is None:
+            continue
+        parts = [_wait_text(found, errors[pod.uid])] if pod.uid in errors else []
+        if found.missing is Missing.NOTHING_READ:
+            # The same for all, and read of a file.
+            unread = unread or "; ".join(_absences(snapshot, pod)) or "no reason is known yet"
+            parts.append(f"no sample: {found.missing}: {unread}")
+        elif found.missing is not None:
+            parts.append(f"no sample: {found.missing}")
+        elif not parts:
+            parts.append(f"{len(found.felt.samples)} of {SAMPLES} samples so far")
+        parts += [
+            f"{word}: for {pods[pod.uid] - snapshot.now_s:.0f} s"
+            for word, pods in _ineffective(state)
+            if pod.uid in pods
+        ]
+        parts += ["BE pods are bounded by what it waits"] if pod.uid == driver and state.law.bound else []
+        notes.setdefault("; ".join(parts), []).append(pod.uid)
+    return notes
+
+
+def _absences(snapshot: Snapshot, pod: Pod) -> list[str]:
+    """Why nothing can be read of a pod, by metric; empty if that is not known."""
+    metrics = (Metric.CPU_PRESSURE_FULL, Metric.CPU_RUN_DELAY)
+    return [why for each in metrics if (why := snapshot.metrics.absence(pod.cgroup, each))]
 
 
 def _name(snapshot: Snapshot, uid: str) -> str:
@@ -642,19 +703,23 @@ def _blind_reason(snapshot: Snapshot, state: GuardState, used: float | None) -> 
     )
     if unread is None:
         return found
-    metrics = (Metric.CPU_PRESSURE_FULL, Metric.CPU_RUN_DELAY)
-    why = filter(None, (snapshot.metrics.absence(unread.cgroup, each) for each in metrics))
-    return ": ".join((found, *why))
+    return ": ".join((found, *_absences(snapshot, unread)))
 
 
-def _unreadable(snapshot: Snapshot, state: GuardState) -> str:
-    """Why nothing can be read of any guarded pod, in neither way; empty if that is not so, or not known."""
-    if not state.pods or not all(map(_is_unread, state.pods.values())):
+def _unreadable(snapshot: Snapshot, state: GuardState, used: float | None) -> str:
+    """Why nothing can be read of any guarded pod, in neither way, or of BE pods; empty if that is not so.
+
+    As long as it is not known, too.
+    """
+    if not state.pods:
         return ""
-    cgroup = next((pod.cgroup for pod in snapshot.pods if pod.uid in state.pods), "")
-    metrics = (Metric.CPU_PRESSURE_FULL, Metric.CPU_RUN_DELAY)
-    reasons = [snapshot.metrics.absence(cgroup, each) for each in metrics]
-    if not all(reasons):
+    is_long = snapshot.now_s - state.blind_s >= BLIND_S
+    if used is None and is_long and any(map(_is_best_effort, snapshot.pods)):
+        return "BE pods are not bounded, as it cannot be read what they use"
+    if not all(map(_is_unread, state.pods.values())):
+        return ""
+    reasons = next((_absences(snapshot, pod) for pod in snapshot.pods if pod.uid in state.pods), [])
+    if len(reasons) < len(Kind):
         return ""
     return f"BE pods are not bounded, as it cannot be read what others wait: {'; '.join(reasons)}"
 

@@ -134,7 +134,7 @@ class Explainer:
         leased: Claims of owners outside of this process.
         executor: Threads for files.
         nri: Knows what the runtime drops of its plugin's replies; None in other modes.
-        left_out: By a pod's uid: which plugins of the QoS manager leave it out, and why.
+        pod_notes: By a pod's uid: what plugins of the QoS manager say of it, and which leave it out.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Explainer:
         leased: LeasedClaims,
         executor: Executor,
         nri: NriState | None = None,
-        left_out: Callable[[str], Iterable[str]] = lambda _uid: (),
+        pod_notes: Callable[[str], Iterable[str]] = lambda _uid: (),
     ) -> None:
         self._nri = nri
-        self._left_out_notes = left_out
+        self._pod_notes = pod_notes
         self._messages = messages
         self._inventory = messages.inventory
         self._ledger = messages.ledger
@@ -200,7 +200,7 @@ class Explainer:
             notes=(
                 *map(str, names.others),
                 *_reasons_of_pools(node, pod.uid),
-                *self._left_out_notes(pod.uid),
+                *self._pod_notes(pod.uid),
             ),
             time=timestamp(time.time()),
             is_skipped=label is not None and pod.labels.get(label[0]) == label[1],

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import plugin_report, plugin_status
 from runtimeproxy.service.api.values import timestamp
 from runtimeproxy.service.qos_manager import MANAGER, ManagerReport, NodeResource, State
-from runtimeproxy.vocabulary import MOST_LEFT_OUT_PODS, MOST_LEFT_OUT_REASONS, MOST_TARGET
+from runtimeproxy.vocabulary import (
+    MOST_LEFT_OUT_PODS,
+    MOST_LEFT_OUT_REASONS,
+    MOST_POD_NOTE_BYTES,
+    MOST_POD_NOTES,
+    MOST_TARGET,
+    Mode,
+)
 
 if TYPE_CHECKING:
     from runtimeproxy.service.qos_manager import QosManagerWatch
@@ -37,6 +44,7 @@ def report_of(message: api_pb2.QosManagerReport) -> ManagerReport:
             problem=_line(each.problem),
             explanation=_line(each.explanation),
             left_out=_left_out(each.left_out),
+            pod_notes=_pod_notes(each.pod_notes),
         )
         for each in map(plugin_report, itertools.islice(message.plugins, MOST_PLUGINS))
     )
@@ -62,12 +70,22 @@ def _left_out(given: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]
     return found
 
 
-def left_out_notes(watch: QosManagerWatch, uid: str) -> Iterator[str]:
-    """The plugins that leave a pod out, each with the reason."""
+def _pod_notes(given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """By text, the pods that a plugin says this of; what is beyond the bounds is dropped."""
+    return {
+        _line(text[:MOST_POD_NOTE_BYTES]): tuple(uid[:MOST_TARGET] for uid in uids[:MOST_POD_NOTES])
+        for text, uids in itertools.islice(given.items(), MOST_POD_NOTES)
+    }
+
+
+def pod_notes(watch: QosManagerWatch, uid: str) -> Iterator[str]:
+    """What plugins say of a pod, and those that leave it out, each with the reason."""
     for each in watch.report.plugins if watch.report is not None and watch.is_heard else ():
         for reason, uids in each.left_out.items():
             if uid in uids:
                 yield f"{MANAGER}: {each.name} leaves this pod out: {reason}"
+        name = f"{each.name} in dry-run" if each.mode is Mode.DRY_RUN else each.name
+        yield from (f"{MANAGER}: {name}: {text}" for text, uids in each.pod_notes.items() if uid in uids)
 
 
 def node_resource_of(request: api_pb2.ReportQosManagerRequest) -> NodeResource | None:
@@ -116,7 +134,7 @@ def _message(report: ManagerReport) -> api_pb2.QosManagerReport:
         version=report.version,
         pid=report.pid,
         started_at=timestamp(report.started_s),
-        plugins=(plugin_status(each._replace(left_out={})) for each in report.plugins),
+        plugins=(plugin_status(each._replace(left_out={}, pod_notes={})) for each in report.plugins),
         metrics_source=report.metrics_source,
         metrics_problem=report.metrics_problem,
     )

@@ -15,7 +15,7 @@ from runtimeproxy.service.api.explain import Explainer
 from runtimeproxy.service.api.node import NodeFeed
 from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, PodMessages, UnknownPodError
-from runtimeproxy.service.api.qos_manager import left_out_notes, node_resource
+from runtimeproxy.service.api.qos_manager import node_resource, pod_notes
 from runtimeproxy.service.api.resctrl import resctrl_reading
 from runtimeproxy.service.api.simulate import LongSimulationError, Simulator
 from runtimeproxy.service.api.status import StatusReading, read_memory, status_of
@@ -57,7 +57,7 @@ class RuntimeProxyServicer:
             core.leased,
             executor,
             parts.nri,
-            lambda uid: left_out_notes(parts.qos_manager, uid),
+            lambda uid: pod_notes(parts.qos_manager, uid),
         )
         self._simulator = Simulator(core.policies, core.node)
         self.pods = PodFeed(messages)
