@@ -526,17 +526,24 @@ class QosManager:
         told: DaemonConnection | None = None
         told_node: NodeReport | None = None
         told_source: MetricsSource | None = None
+        told_states: list[tuple[object, ...]] = []
         due_s = 0.0
         while True:
             connection = self._client.connection
             source, _ = self._sampler.metrics_source
-            is_due = connection is not told or source is not told_source or time.monotonic() >= due_s
+            reports = [entry.report for entry in self._entries]
+            states = [(each.mode, each.is_wanted, each.problem) for each in reports]
+            is_other = connection is not told or source is not told_source or states != told_states
+            is_due = is_other or time.monotonic() >= due_s
             if connection is not None and is_due:
                 node = self._node_report
                 is_news = node is not None and (connection is not told or node != told_node)
                 try:
-                    due_s = time.monotonic() + await self._report(connection, node if is_news else None)
+                    due_s = time.monotonic() + await self._report(
+                        connection, reports, node if is_news else None
+                    )
                     told, told_node, told_source = connection, node if is_news else told_node, source
+                    told_states = states
                 except DaemonAwayError:
                     told = None  # which the client reports
             await asyncio.sleep(1.0)
@@ -553,12 +560,13 @@ class QosManager:
             return NodeReport("", (reason, *reports[0].problems))
         return reports[0]
 
-    async def _report(self, connection: DaemonConnection, node: NodeReport | None) -> float:
+    async def _report(
+        self, connection: DaemonConnection, plugins: Iterable[PluginReport], node: NodeReport | None
+    ) -> float:
         """Sends one report; returns in how many seconds the next one is due. Raises DaemonAwayError."""
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import node_report_message, report_message
 
-        plugins = (entry.report for entry in self._entries)
         report = report_message(os.getpid(), self._started_s, plugins, self._sampler.metrics_source)
         request = api_pb2.ReportQosManagerRequest(report=report)
         if node is not None:

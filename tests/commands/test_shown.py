@@ -325,6 +325,37 @@ def test_owners_of_claims() -> None:
     assert "evicted   3 pods evicted, 0 refused, 0 in dry-run, 1 failed" in text
 
 
+def test_plugins_of_a_qos_manager_that_runs() -> None:
+    plugins = [
+        api_pb2.QosPluginStatus(
+            name="cpu-guard",
+            mode=api_pb2.MODE_ENFORCE,
+            is_wanted=True,
+            claims=2,
+            explanation="rule 3: no effect; futile: demo/web for 280 s: it waits, but not behind BE pods",
+        ),
+        api_pb2.QosPluginStatus(
+            name="cpu-evict", mode=api_pb2.MODE_DRY_RUN, is_wanted=True, problem="it still hangs"
+        ),
+        api_pb2.QosPluginStatus(name="cpu-burst", mode=api_pb2.MODE_ENFORCE, is_wanted=True),
+        api_pb2.QosPluginStatus(name="memory-evict", mode=api_pb2.MODE_ENFORCE),
+        api_pb2.QosPluginStatus(name="profiling", mode=api_pb2.MODE_OFF, is_wanted=True),
+    ]
+    manager = api_pb2.QosManagerStatus(
+        state=api_pb2.QosManagerStatus.STATE_RUNNING, report=api_pb2.QosManagerReport(plugins=plugins)
+    )
+    rows = [line.split(maxsplit=3) for line in status_text(status(qos_manager=manager)).splitlines()]
+    begin = rows.index(["PLUGIN", "MODE", "CLAIMS", "REMARK"]) + 1
+    assert rows[begin : rows.index([], begin)] == [
+        ["cpu-guard", "enforce", "2", "rule 3: no effect"],
+        ["futile:", "demo/web", "for", "280 s: it waits, but not behind BE pods"],
+        ["cpu-evict", "dry-run", "0", "does nothing: it still hangs"],
+        ["cpu-burst", "enforce", "0"],
+    ]
+    manager.state = api_pb2.QosManagerStatus.STATE_MISSING
+    assert "PLUGIN" not in status_text(status(qos_manager=manager))
+
+
 def test_the_end_of_a_lease_is_explained() -> None:
     found = explained_pod()
     found.targets[0].fields[0].claims[0].lease_end.CopyFrom(ago(-10))

@@ -303,6 +303,7 @@ class ManagerProcess(ServiceProcess):
         environment: more variables.
         python: the interpreter.
         wrapper: words before its command.
+        is_forked: whether it may begin with modules loaded, as `ProxyOptions.is_forked`.
     """
 
     def __init__(
@@ -313,14 +314,22 @@ class ManagerProcess(ServiceProcess):
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
         wrapper: tuple[str, ...] = (),
+        *,
+        is_forked: bool = False,
     ) -> None:
         super().__init__(folder / "manager.log", folder / "manager-notify.sock")
+        self._is_forked = is_forked and not wrapper and python == sys.executable
         self.folder = folder
         self._config = config
         self._endpoint = endpoint
         self._environment = environment or {}
         self._python = python
         self._wrapper = wrapper
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it begins with modules loaded."""
+        return self._is_forked
 
     @property
     def wrapper(self) -> tuple[str, ...]:

@@ -124,6 +124,10 @@ class Values(NamedTuple):
     weight: str
 
 
+AS_BEFORE: Final = Values(UNBOUNDED, "0", "100")
+"""Without the guard."""
+
+
 class GuardedNode:
     """A daemon and a manager with the guard, before a fake runtime with a guarded pod and a BE pod."""
 
@@ -169,7 +173,8 @@ class GuardedNode:
 
         def found() -> Values | None:
             values = self.values()
-            return values if values.quota not in ("", UNBOUNDED) and values.idle == "1" else None
+            is_bounded = values.quota not in ("", UNBOUNDED) and values.quota == self.kernel.values[-1]
+            return values if is_bounded and values.idle == "1" else None
 
         return wait_until(found, "a bound and a pod that yields", _TIMEOUT_S)
 
@@ -179,25 +184,33 @@ class GuardedNode:
         while f"{millicores}m is right: it stays" not in self.manager.wait_for_state("STATUS=", _TIMEOUT_S):
             continue
 
-    def kill_manager(self) -> None:
-        """Kills the manager, and waits until the next one has the claims."""
+    def kill_manager(self, *, is_early: bool = False) -> None:
+        """Kills the manager, and waits until the next one has the claims, or has decided by them, too."""
+        before = self._owner().session
         self.manager.kill()
         self.manager.forget_states()
         self.manager.start()
-        self._wait_for_claims()
+        self._wait_for_session(before)
+        while not is_early and "cpu-guard: 2 claims" not in self.manager.wait_for_state("STATUS=", _TIMEOUT_S):
+            continue
 
     def kill_daemon(self) -> None:
-        """Kills the daemon, and waits until the manager has its claims again."""
+        """Kills the daemon, and waits until the manager renews its claims again."""
         self.daemon.kill()
-        self.manager.wait_for_state("STATUS=no daemon", _TIMEOUT_S)
-        self.manager.forget_states()
         self.daemon.start()
-        self._wait_for_claims()
+        wait_until(
+            lambda: self._owner().state == api_pb2.ClaimOwner.STATE_LEASED, "a lease of claims", _TIMEOUT_S
+        )
 
-    def _wait_for_claims(self) -> None:
-        """Those of before: the bound, and that the BE pod yields."""
-        while "cpu-guard: 2 claims" not in self.manager.wait_for_state("STATUS=", _TIMEOUT_S):
-            continue
+    def _wait_for_session(self, before: str) -> None:
+        wait_until(lambda: self._owner().session not in ("", before), "another session", _TIMEOUT_S)
+
+    def _owner(self) -> api_pb2.ClaimOwner:
+        return next(each for each in self.status().claim_owners if each.name == "cpu-guard")
+
+    def claims(self) -> int:
+        """How many the daemon has of the guard: the bound, and that the BE pod yields."""
+        return self._owner().claims
 
     def status(self) -> api_pb2.GetStatusResponse:
         with self._api() as api:
@@ -251,7 +264,7 @@ def guarded_node(folder: Path) -> Iterator[GuardedNode]:
             str(runtime.socket_path), config=config(folder), environment=environment, is_forked=True
         )
         daemon = ProxyProcess(own, options)
-        manager = ManagerProcess(own, daemon.config_file, daemon.socket, environment)
+        manager = ManagerProcess(own, daemon.config_file, daemon.socket, environment, is_forked=True)
         kernel = CountingKernel(files, web.cgroup_parent)
         node = GuardedNode(folder, daemon, manager, kernel, files, batch)
         node.set_strategy(enable=True)
@@ -265,31 +278,37 @@ def guarded_node(folder: Path) -> Iterator[GuardedNode]:
         yield node
 
 
-def faults_of(node: GuardedNode, before: Values, kills: int) -> list[str]:
-    """What is wrong with the values after kills of the manager and of the daemon, and after dry-run and off.
-
-    `before`: without the guard.
-    """
+def faults_after_kills(node: GuardedNode, kills: int) -> list[str]:
+    """What is wrong with the values while the manager and the daemon are killed."""
     faults: list[str] = []
     bounded = node.wait_for_bound()
     if int(bounded.quota) not in _REST_US:
         faults.append(f"the guard bounds to {bounded.quota}")
     begun = len(node.kernel.values)
-    for _ in range(kills):
-        node.kill_manager()
+    for number in range(kills):
+        node.kill_manager(is_early=number % 2 == 0)
     node.kill_daemon()
     if node.kernel.values[begun:] or node.values() != bounded:
         faults.append(f"killed at {bounded}, the quotas went {node.kernel.values[begun - 1 :]}")
-    node.set_mode("dry-run")
-    node.wait_for(before)
-    node.set_mode("enforce")
-    # BE pods yield at once; the bound needs samples, as after a change of the strategy.
-    node.wait_for(before._replace(idle=bounded.idle))
-    for enable in (False, True, False):
-        node.set_strategy(enable=enable)
-    node.wait_for(before)
+    if (claims := node.claims()) != 2:
+        faults.append(f"{claims} claims are left")
     complaints = [line for line in node.manager.log if not line.startswith("{") or '"level":"error"' in line]
     return [*faults, *(f"manager: {line}" for line in complaints)]
+
+
+def switch_off(node: GuardedNode) -> None:
+    """By the strategy, after some changes; waits until all values are given back."""
+    for enable in (False, True, False):
+        node.set_strategy(enable=enable)
+    node.wait_for(AS_BEFORE)
+
+
+def switch_to_dry_run(node: GuardedNode) -> None:
+    """And back; waits until values are given back, and BE pods yield again: a bound needs samples."""
+    node.set_mode("dry-run")
+    node.wait_for(AS_BEFORE)
+    node.set_mode("enforce")
+    node.wait_for(AS_BEFORE._replace(idle="1"))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -299,11 +318,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with guarded_node(folder) as node:
             begun_s = time.monotonic()
-            before = Values(UNBOUNDED, "0", "100")
             bounded = node.wait_for_bound()
             node.wait_for_rest(bounded.quota)
             print("\n".join(shown_status(node.status())), node.explained("web"), node.explained("batch"))
-            faults = faults_of(node, before, kills)
+            faults = faults_after_kills(node, kills)
+            switch_to_dry_run(node)
+            switch_off(node)
             node.set_strategy(enable=True)
             again = node.wait_for_bound()
             node.wait_for_rest(again.quota)

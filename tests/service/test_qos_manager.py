@@ -23,11 +23,13 @@ from runtimeproxy.katalyst.dynamic_config import read_config
 from runtimeproxy.ledger.leases import LEASE_S
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.pods.records import PodRecord
+from runtimeproxy.qosmanager.from_api import report_message
 from runtimeproxy.qosmanager.manager import built_in_plugins
 from runtimeproxy.qosmanager.status import lines
 from runtimeproxy.service.api.qos_manager import (
     node_resource,
     node_resource_of,
+    pod_notes,
     qos_manager_status,
     report_of,
 )
@@ -45,7 +47,13 @@ from runtimeproxy.service.qos_manager import (
 from runtimeproxy.slo.dynamic import GATES, asked_plugins
 from runtimeproxy.slo.schema import CpuBurstPolicy, CpuBurstStrategy, Threshold
 from runtimeproxy.slo.strategies import Strategies
-from runtimeproxy.vocabulary import Mode, PluginReport
+from runtimeproxy.vocabulary import (
+    MOST_POD_NOTE_BYTES,
+    MOST_POD_NOTES,
+    MetricsSource,
+    Mode,
+    PluginReport,
+)
 
 ALL_GATES = tuple(f"{gate}=true" for gates in GATES.values() for gate in gates)
 
@@ -259,6 +267,42 @@ class Scene:
 
 def report(pid: int = 7, problem: str = "") -> ManagerReport:
     return ManagerReport("1", pid, 0.0, (PluginReport("cpu-suppress", Mode.ENFORCE, True, 1, problem),))
+
+
+async def test_what_plugins_say_of_a_pod() -> None:
+    scene = Scene()
+    assert list(pod_notes(scene.watch, "a")) == []
+    guard = PluginReport(
+        "cpu-guard",
+        Mode.DRY_RUN,
+        True,
+        0,
+        left_out={"no requests are known": ("a",)},
+        pod_notes={"w 1.0": ("a", "b"), "BE pods together: blind": ("c",), "é" * 400: ("d",)},
+    )
+    message = report_message(7, 0.0, [guard], (MetricsSource.KERNEL, ""))
+    scene.watch.take(report_of(message))
+    assert list(pod_notes(scene.watch, "a")) == [
+        "koord-qos-manager: cpu-guard leaves this pod out: no requests are known",
+        "koord-qos-manager: cpu-guard in dry-run: w 1.0",
+    ]
+    assert [len(list(pod_notes(scene.watch, uid))) for uid in "bcde"] == [1, 1, 1, 0]
+    (plugin,) = qos_manager_status(scene.watch).report.plugins
+    assert (list(plugin.left_out), list(plugin.pod_notes)) == ([], [])
+    # What it said before it ended is no more so.
+    scene.now_s += LEASE_S
+    assert list(pod_notes(scene.watch, "a")) == []
+
+
+def test_a_report_takes_bounded_notes() -> None:
+    notes = {f"{'é' * 400}{number}": (f"long-{number}",) for number in range(2)}
+    notes |= {f"w {number}": (f"uid-{number}",) for number in range(MOST_POD_NOTES)}
+    guard = PluginReport("cpu-guard", Mode.ENFORCE, True, 0, pod_notes=notes)
+    (plugin,) = report_message(7, 0.0, [guard], (MetricsSource.KERNEL, "")).plugins
+    assert len(plugin.pod_notes) == MOST_POD_NOTES - 1
+    # Alike when they are cut.
+    assert list(plugin.pod_notes[0].pod_uids) == ["long-0", "long-1"]
+    assert max(len(each.text.encode()) for each in plugin.pod_notes) <= MOST_POD_NOTE_BYTES
 
 
 async def test_it_is_said_until_one_runs(caplog: pytest.LogCaptureFixture) -> None:

@@ -620,20 +620,20 @@ def _step_text(snapshot: Snapshot, step: Step, used: float) -> str:
 
 def _felt_text(snapshot: Snapshot, state: GuardState, errors: Mapping[str, float]) -> Iterator[str]:
     felt = sorted((uid for uid, error in errors.items() if error > 0), key=lambda each: (-errors[each], each))
-    for word, pods in _ineffective(state):
+    for word, why, pods in _ineffective(state):
         for uid, until_s in sorted(pods.items())[:MOST_NAMED]:
-            yield f"{word}: {_name(snapshot, uid)} for {until_s - snapshot.now_s:.0f} s"
+            yield f"{word}: {_name(snapshot, uid)} for {until_s - snapshot.now_s:.0f} s: {why}"
         if len(pods) > MOST_NAMED:
             yield f"{word}: {len(pods) - MOST_NAMED} more pods"
     for uid in felt[:MOST_NAMED]:
         yield f"{_name(snapshot, uid)}: {_wait_text(state.pods[uid], errors[uid])}"
 
 
-def _ineffective(state: GuardState) -> tuple[tuple[str, Mapping[str, float]], ...]:
+def _ineffective(state: GuardState) -> tuple[tuple[str, str, Mapping[str, float]], ...]:
     """Pods for which a lower bound has no effect, and until when that is taken to be so."""
     return (
-        ("futile, waits, but not behind BE pods", state.law.futile),
-        ("settled, a lower bound had no more effect", state.law.settled),
+        ("futile", "it waits, but not behind BE pods", state.law.futile),
+        ("settled", "a lower bound had no more effect", state.law.settled),
     )
 
 
@@ -667,8 +667,8 @@ def _pod_notes(
         elif not parts:
             parts.append(f"{len(found.felt.samples)} of {SAMPLES} samples so far")
         parts += [
-            f"{word}: for {pods[pod.uid] - snapshot.now_s:.0f} s"
-            for word, pods in _ineffective(state)
+            f"{word} for {pods[pod.uid] - snapshot.now_s:.0f} s: {why}"
+            for word, why, pods in _ineffective(state)
             if pod.uid in pods
         ]
         parts += ["BE pods are bounded by what it waits"] if pod.uid == driver and state.law.bound else []

@@ -112,6 +112,7 @@ class Guarded:
         used: float = 1.0,
         throttled: Mapping[str, float] | None = None,
         elapsed_s: float = 1.0,
+        be_is_read: bool = True,
     ) -> Decision[GuardState]:
         """A second passes in which the guarded pod waits so long (a share), and it decides."""
         metrics = self.metrics
@@ -123,7 +124,8 @@ class Guarded:
             metrics.add(cgroup, Metric.CPU_THROTTLED, share)
         bound = self.state.law.bound
         got = self.be_cores if bound is None else min(self.be_cores, bound / 1_000)
-        metrics.add(BEST_EFFORT, Metric.CPU_USAGE, got)
+        if be_is_read:
+            metrics.add(BEST_EFFORT, Metric.CPU_USAGE, got)
         self.decision = self.plugin.run(self.snapshot(), self.state)
         self.state = self.decision.state
         return self.decision
@@ -251,6 +253,41 @@ def test_what_is_no_sample(pod: Pod, arguments: dict[str, Any], reason: str) -> 
     node = Guarded(pods=[pod, BATCH])
     assert set(node.seconds([0.5] * 15, **arguments)) == {None}
     assert reason in node.decision.explanation
+    assert node.decision.pod_notes[f"no sample: {reason}"] == ["web"]
+
+
+def test_what_is_said_of_each_pod() -> None:
+    node = Guarded(pods=[WEB, BATCH, pod_of("none", QoSClass.NONE)])
+    node.seconds([0.04] * 2)
+
+    def notes() -> dict[str, str]:
+        return {uid: text for text, uids in node.decision.pod_notes.items() for uid in uids}
+
+    # The first second is of an unknown length.
+    assert notes()["web"] == "1 of 3 samples so far"
+    node.seconds([0.04] * 2)
+    wait = "w 40.0, t 20.0 ms/s (default: 0 of 60 quiet seconds at this load), e 2.00"
+    assert notes() == {
+        "web": f"{wait}; BE pods are bounded by what it waits",
+        "batch": f"BE pods together: {node.decision.claims[0].reason}",
+    }
+    node.metrics.problems = {Metric.CPU_PRESSURE_FULL: "PSI is off"}
+    node.seconds([None] * 10)
+    assert notes()["web"] == "no sample: nothing was read: PSI is off"
+    assert notes()["batch"].startswith("BE pods together: blind: nothing was read (1 pods): PSI is off; 1500m is")
+
+
+def test_pods_that_wait_for_themselves_are_named() -> None:
+    node = Guarded()
+    node.seconds([0.04] * 4)
+    now_s = node.metrics.now_s
+    others = {f"other-{number}": now_s + 60 for number in range(3)}
+    node.remember(law=replace(node.state.law, futile={**others, "web": now_s + 301}, settled={}))
+    node.second(0.04)
+    said = node.decision.explanation.split("; ")
+    assert {"futile: other-0 for 59 s: it waits, but not behind BE pods", "futile: 1 more pods"} <= set(said)
+    (note,) = (text for text, uids in node.decision.pod_notes.items() if uids == ["web"])
+    assert note.endswith("e 2.00; futile for 300 s: it waits, but not behind BE pods")
 
 
 def test_a_pod_that_is_old_enough_counts() -> None:
@@ -294,6 +331,19 @@ def test_what_cannot_be_read_in_any_way_is_a_problem_of_the_plugin() -> None:
     node.metric = Metric.CPU_RUN_DELAY
     node.seconds([0.1] * 2)
     assert node.decision.problem == ""
+
+
+def test_unknown_usage_of_be_pods_is_a_problem_of_the_plugin() -> None:
+    node = Guarded()
+    problems = list[str]()
+    for _ in range(12):
+        node.second(0.01, be_is_read=False)
+        problems.append(node.decision.problem)
+    assert problems[:10] == [""] * 10
+    assert problems[-1] == "BE pods are not bounded, as it cannot be read what they use"
+    assert "blind: what BE pods use is not known" in node.decision.explanation
+    node.pods = (WEB,)
+    assert node.second(0.01, be_is_read=False).problem == ""
 
 
 def test_cpu_suppress_claims_only_while_the_guard_is_blind() -> None:
