@@ -526,7 +526,7 @@ class QosManager:
         told: DaemonConnection | None = None
         told_node: NodeReport | None = None
         told_source: MetricsSource | None = None
-        told_states: list[tuple[object, ...]] = []
+        told_states: list[tuple[Mode, bool, str]] = []
         due_s = 0.0
         while True:
             connection = self._client.connection

@@ -43,6 +43,7 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         self.requests: list[Any] = []
         self.evictions: list[api_pb2.EvictRequest] = []
         self.reports: list[api_pb2.QosManagerReport] = []
+        self.report_interval_s = 1
         self.node_resources: list[api_pb2.NodeResourceReport] = []
         self.refuse: Callable[[api_pb2.Claim], str] = lambda _: ""
         self.fail: dict[str, tuple[grpc.StatusCode, str]] = {}
@@ -207,7 +208,7 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         self.reports.append(request.report)
         if request.HasField("node_resource"):
             self.node_resources.append(request.node_resource)
-        return await self._noted(api_pb2.ReportQosManagerResponse(interval=Duration(seconds=1)))
+        return await self._noted(api_pb2.ReportQosManagerResponse(interval=Duration(seconds=self.report_interval_s)))
 
     async def SetPolicyMode(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError

@@ -716,6 +716,8 @@ async def test_what_a_plugin_cannot_do_is_reported_until_it_can(serve: Serve) ->
     guard = Guarding(GUARD)
     guard.is_guarding, guard.problem = False, "PSI is off"
     async with serve(guard) as manager:
+        # It does not wait for the next report that is due.
+        manager.daemon.report_interval_s = 600
 
         def reported() -> list[str]:
             reports = manager.daemon.reports

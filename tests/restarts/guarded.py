@@ -191,7 +191,9 @@ class GuardedNode:
         self.manager.forget_states()
         self.manager.start()
         self._wait_for_session(before)
-        while not is_early and "cpu-guard: 2 claims" not in self.manager.wait_for_state("STATUS=", _TIMEOUT_S):
+        if is_early:
+            return
+        while "cpu-guard: 2 claims" not in self.manager.wait_for_state("STATUS=", _TIMEOUT_S):
             continue
 
     def kill_daemon(self) -> None:

@@ -1,4 +1,4 @@
-"""Few kills beside the CPU guard, and what status and explain say of it; `tests.restarts.guarded` kills more."""
+"""Few kills beside the CPU guard, and what status and explain say of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def test_a_bound_that_is_held(socket_folder: Path) -> None:
         )
         bound = f"B {int(bounded.quota) // 100}m"
         for text in shown_status(status):
-            assert all(part in text for part in ("cpu-guard", bound, "F 500m", "of lab/web", "lab/web: w ")), text
+            parts = "cpu-guard", bound, "F 500m", "of lab/web", "lab/web: w "
+            assert [part for part in parts if part not in text] == [], text
         assert (list(status.problems), is_problem(status.qos_manager)) == ([], False)
         assert "t 20.0 ms/s (configured), e " in node.explained("web")
         batch = node.explained("batch")

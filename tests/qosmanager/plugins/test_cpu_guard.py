@@ -274,7 +274,7 @@ def test_what_is_said_of_each_pod() -> None:
     node.metrics.problems = {Metric.CPU_PRESSURE_FULL: "PSI is off"}
     node.seconds([None] * 10)
     assert notes()["web"] == "no sample: nothing was read: PSI is off"
-    assert notes()["batch"].startswith("BE pods together: blind: nothing was read (1 pods): PSI is off; 1500m is")
+    assert notes()["batch"].startswith("BE pods together: blind: nothing was read (1 pods): PSI is off; ")
 
 
 def test_pods_that_wait_for_themselves_are_named() -> None:
