@@ -50,7 +50,9 @@ def pressure_problem(folder: Path, procfs: Path) -> str:
         if _content(folder / "cgroup.pressure").strip() == b"0":
             return SWITCHED_OFF
         # The node's file is there with PSI, but EOPNOTSUPP where it is off.
-        return PSI_IS_OFF if not _content(procfs / "pressure/cpu") else os.strerror(error.errno or 0)
+        if not _content(procfs / "pressure/cpu"):
+            return PSI_IS_OFF
+        return f"cpu.pressure: {os.strerror(error.errno or 0)}"
     return "" if b"full " in content else NO_FULL
 
 
