@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.cgroups.core_scheduling import is_supported
 from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.documents.reading import InputError, parse_object
 from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.kernel_settings import KERNEL_SETTINGS, SCHED_FEATURE_FILES
 from runtimeproxy.fields.tables import PARAMETERS
+from runtimeproxy.node.machine import WithoutFiles
 
 FORMAT: Final = 1
 CGROUPS: Final = "sys/fs/cgroup"
@@ -127,8 +127,7 @@ class Tree:
     """Name and version; empty if it did not answer."""
     user: str = "root"
     """Or `other`."""
-    has_core_scheduling: bool = False
-    """Whether the kernel gives tasks cookies, which no file tells."""
+    without_files: WithoutFiles = field(default_factory=WithoutFiles)
     programs: tuple[str, ...] = ()
     """Those of `nft` and `tc` that are installed."""
     mounts: tuple[str, ...] = ()
@@ -288,7 +287,7 @@ def record_tree(root: Path = Path("/"), runtime: str = "", unread: Mapping[str, 
         about=dict(_os_release(root)),
         runtime=runtime,
         user="root" if os.geteuid() == 0 else "other",
-        has_core_scheduling=is_supported(),
+        without_files=WithoutFiles.of_this_node(),
         programs=tuple(name for name in _PROGRAMS if shutil.which(name)),
         mounts=tuple(_mounts(root)),
         config=_kernel_config(root, system.release),
@@ -308,7 +307,9 @@ def tree_text(tree: Tree, program: str) -> str:
         "os": dict(tree.about),
         "runtime": tree.runtime,
         "user": tree.user,
-        "core_scheduling": tree.has_core_scheduling,
+        "core_scheduling": tree.without_files.has_cookies,
+        "slices": tree.without_files.has_slices,
+        "systemd": tree.without_files.systemd,
         "programs": list(tree.programs),
     }
     parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
@@ -350,7 +351,12 @@ def parse_tree(text: str) -> Tree:
             about=read["os"],
             runtime=read["runtime"],
             user=read["user"],
-            has_core_scheduling=read["core_scheduling"],
+            without_files=WithoutFiles(
+                # Reports of older versions lack the last two.
+                read["core_scheduling"],
+                read.get("slices", False),
+                read.get("systemd", 0),
+            ),
             programs=tuple(read["programs"]),
             mounts=tuple(read["mounts"]),
             config=read["kernel_config"],

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from runtimeproxy.cgroups import core_scheduling, slices
 from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.node.api_server import ApiServerInputs, joined
 from runtimeproxy.node.block_devices import BlockDevices, read_block_devices
@@ -27,13 +26,13 @@ from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.kubelet import KubeletFolder
 from runtimeproxy.node.machine import (
     Processor,
+    WithoutFiles,
     guess_cgroup_driver,
     network_features,
     read_cpus,
     read_features,
     read_memory,
     read_processor,
-    systemd_version,
 )
 from runtimeproxy.node.object_folder import FolderObjects, ObjectFolder, StrategyTexts
 from runtimeproxy.node.objects import Kind, NodeObject, Reader, TopologyFacts
@@ -92,8 +91,8 @@ class InputPlaces(NamedTuple):
     """As `Node.levels`."""
     node_labels: Mapping[str, str] = EMPTY
     """Labels beside those of the Node object, for a node that is described by hand."""
-    has_cookies: bool | None = None
-    """Whether the kernel has core scheduling; None: this one is asked, if the folder of procfs is its own."""
+    without_files: WithoutFiles | None = None
+    """None: this node is asked, if the folder of procfs is its own."""
 
 
 class InputsReading(NamedTuple):
@@ -179,7 +178,9 @@ class NodeInputs:
         self._local_read_s = now_s
         cpus = self._local.cpus
         online = frozenset(cpu.id for cpu in cpus or () if cpu.is_online)
-        is_here = places.procfs == _PROCFS
+        is_here, without_files = places.procfs == _PROCFS, places.without_files
+        if without_files is None:
+            without_files = WithoutFiles.of_this_node() if is_here else WithoutFiles()
         if cpus is None or online != facts.online_cpus:
             cpus = read_cpus(places.sysfs)
         self._local = _Local(
@@ -191,12 +192,7 @@ class NodeInputs:
                 places.cgroup_root,
                 places.sysfs,
                 places.procfs,
-                # Of the kernel, whatever a test's folder says.
-                has_cookies=is_here and core_scheduling.is_supported()
-                if places.has_cookies is None
-                else places.has_cookies,
-                has_slices=is_here and slices.is_supported(),
-                systemd=systemd_version() if is_here else 0,
+                without_files,
             )
             | (network_features() if is_here else frozenset()),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),

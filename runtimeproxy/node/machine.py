@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from runtimeproxy.cgroups import core_scheduling, slices
 from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
 from runtimeproxy.cgroups.resctrl import SCHEMATA
@@ -146,21 +147,29 @@ def _number(path: Path, default: int = 0) -> int:
     return min(int(text), _MAX_PACKAGES)
 
 
+class WithoutFiles(NamedTuple):
+    """What a node has of which no file of the kernel tells."""
+
+    has_cookies: bool = False
+    """Core scheduling."""
+    has_slices: bool = False
+    """Slices of tasks, that this process may set."""
+    systemd: int = 0
+    """Version of the systemd that runs it; 0: none, or not known."""
+
+    @classmethod
+    def of_this_node(cls) -> WithoutFiles:
+        return cls(core_scheduling.is_supported(), slices.is_supported(), systemd_version())
+
+
 def read_features(
     facts: NodeFacts,
     cgroup_root: Path,
     sysfs: Path,
     procfs: Path,
-    *,
-    has_cookies: bool = False,
-    has_slices: bool = False,
-    systemd: int = 0,
+    without_files: WithoutFiles,
 ) -> frozenset[Feature]:
-    """The features of the kernel; those with files in cgroups are missing until there is a cgroup.
-
-    `has_cookies`, `has_slices`: whether the kernel has them for tasks, which no file tells. `systemd`:
-    its version.
-    """
+    """The features of the kernel; those with files in cgroups are missing until there is a cgroup."""
     # A kernel with a feature has all of its files.
     lacking = {each.feature for each in PARAMETERS.values() if not _has(facts, each)}
     named = {each.feature for each in PARAMETERS.values() if each.feature}
@@ -179,11 +188,11 @@ def read_features(
     )
     if is_switched and Feature.CORE_SCHED_SYSCTL not in found:
         found.add(Feature.CORE_SCHED_FEATURE)
-    if has_cookies or is_switched or Feature.CORE_SCHED_SYSCTL in found:
+    if without_files.has_cookies or is_switched or Feature.CORE_SCHED_SYSCTL in found:
         found.add(Feature.CORE_SCHED)
-    if has_slices:
+    if without_files.has_slices:
         found.add(Feature.SLICE)
-    if Feature.IDLE in found and facts.controllers.get("cpu") == 2 and systemd >= SYSTEMD_IDLE:
+    if Feature.IDLE in found and facts.controllers.get("cpu") == 2 and without_files.systemd >= SYSTEMD_IDLE:
         found.add(Feature.CLASS_IDLE)
     return frozenset(found)
 

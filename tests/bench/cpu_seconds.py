@@ -29,6 +29,8 @@ def main(threads: int, seconds: float, file: Path) -> None:
     temporary = file.with_suffix(".new")
     temporary.write_text(str(time.time()))
     temporary.replace(file)
+    # Until it is ended.
+    threading.Event().wait()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.machine import (
     Processor,
+    WithoutFiles,
     guess_cgroup_driver,
     read_cpus,
     read_features,
@@ -103,7 +104,7 @@ def test_this_machine() -> None:
 
 def features(machine: Machine) -> frozenset[Feature]:
     facts = NodeReader(machine.sysfs, machine.cgroups).facts()
-    return read_features(facts, machine.cgroups, machine.sysfs, machine.procfs)
+    return read_features(facts, machine.cgroups, machine.sysfs, machine.procfs, WithoutFiles())
 
 
 def make_cgroups(machine: Machine, version: Literal[1, 2], *names: str) -> CgroupFiles:
@@ -175,14 +176,14 @@ def test_core_scheduling_of_a_mainline_kernel(machine: Machine) -> None:
     """No file tells of it."""
     facts = NodeReader(machine.sysfs, machine.cgroups).facts()
     places = machine.cgroups, machine.sysfs, machine.procfs
-    assert read_features(facts, *places, has_cookies=True) == {Feature.CORE_SCHED}
+    assert read_features(facts, *places, WithoutFiles(has_cookies=True)) == {Feature.CORE_SCHED}
 
 
 def test_slices_of_tasks(machine: Machine) -> None:
     """No file tells of them either."""
     facts = NodeReader(machine.sysfs, machine.cgroups).facts()
     places = machine.cgroups, machine.sysfs, machine.procfs
-    assert read_features(facts, *places, has_slices=True) == {Feature.SLICE}
+    assert read_features(facts, *places, WithoutFiles(has_slices=True)) == {Feature.SLICE}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_an_idle_class(machine: Machine, version: Literal[1, 2], systemd: int, *
     make_cgroups(machine, version, "cpu.idle")
     facts = NodeReader(machine.sysfs, machine.cgroups).facts()
     places = machine.cgroups, machine.sysfs, machine.procfs
-    assert (Feature.CLASS_IDLE in read_features(facts, *places, systemd=systemd)) is expected
+    assert (Feature.CLASS_IDLE in read_features(facts, *places, WithoutFiles(systemd=systemd))) is expected
 
 
 @pytest.mark.parametrize(

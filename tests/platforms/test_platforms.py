@@ -10,6 +10,7 @@ import pytest
 from runtimeproxy.doctor.tree import parse_tree
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.loading import built_in
+from runtimeproxy.node.machine import WithoutFiles
 from runtimeproxy.node.snapshot import Feature
 from tests.platforms.table import DOCUMENT, cell, nodes, written
 from tests.platforms.trees import FOLDER, Platform, node_of, platforms
@@ -59,5 +60,5 @@ def test_a_file_that_a_kernel_lacks(policy: str, remove: str, state: str, note: 
 def test_the_system_call_for_cookies_is_in_the_tree(tmp_path: Path) -> None:
     tree = parse_tree((FOLDER / "debian-12-amd64-v2.json").read_text())
     assert Feature.CORE_SCHED not in node_of(tree, tmp_path / "without").features
-    with_cookies = replace(tree, has_core_scheduling=True)
+    with_cookies = replace(tree, without_files=WithoutFiles(has_cookies=True))
     assert Feature.CORE_SCHED in node_of(with_cookies, tmp_path / "with").features

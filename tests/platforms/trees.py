@@ -12,6 +12,7 @@ import yaml
 from runtimeproxy.doctor.tree import CGROUPS, RecordedFile, Tree, parse_tree
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.inputs import InputPlaces, NodeInputs
+from runtimeproxy.node.machine import WithoutFiles
 from runtimeproxy.node.snapshot import Node
 
 FOLDER: Final = Path(__file__).parent / "trees"
@@ -97,7 +98,7 @@ def _changed(tree: Tree, machine: str, described: Mapping[str, Any]) -> Tree:
         tree,
         machine=machine,
         kernel=str(described["kernel"]),
-        has_core_scheduling=described.get("core_scheduling", False),
+        without_files=WithoutFiles(has_cookies=described.get("core_scheduling", False)),
         config={**tree.config, **options},
         files=files,
         unread={},
@@ -132,7 +133,5 @@ def node_of(tree: Tree, folder: Path) -> Node:
     """The node that the daemon would see there, by its own code on plain files."""
     unpack(tree, folder)
     sysfs, cgroups = folder / "sys", folder / CGROUPS
-    places = InputPlaces(
-        sysfs, folder / "proc", folder / "dev", cgroups, has_cookies=tree.has_core_scheduling
-    )
+    places = InputPlaces(sysfs, folder / "proc", folder / "dev", cgroups, without_files=tree.without_files)
     return NodeInputs(places, NodeReader(sysfs, cgroups, devfs=folder / "dev")).look(0.0, is_first=True).node

@@ -9,7 +9,6 @@ import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.cgroups import core_scheduling
-from runtimeproxy.node import inputs
 from runtimeproxy.simulate.kubelet import PodCalls
 from runtimeproxy.simulate.reading import pod_calls
 from tests.cgroups.cookies import Cookies
@@ -22,7 +21,7 @@ from tests.simulate.test_explanation import explained
 @pytest.fixture
 def stand() -> Iterator[Stand]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "is_supported", lambda: True)
+        patch.setattr(core_scheduling, "is_supported", lambda: True)
         patch.setattr(core_scheduling, "prctl", Cookies())
         yield from stand_with(CORE_SCHED)
 

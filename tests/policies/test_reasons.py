@@ -33,7 +33,6 @@ from runtimeproxy.hooks.decision import evaluate
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.loading import built_in
 from runtimeproxy.hooks.settings import PolicySettings
-from runtimeproxy.node import inputs
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.service.api.explain import Explainer
@@ -254,7 +253,7 @@ def stand() -> Iterator[Stand]:
 def core_sched_stand() -> Iterator[Stand]:
     """With the other CPU policy; the kernel has core scheduling."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "is_supported", lambda: True)
+        patch.setattr(core_scheduling, "is_supported", lambda: True)
         patch.setattr(core_scheduling, "prctl", Cookies())
         yield from stand_with(CORE_SCHED)
 

@@ -208,7 +208,8 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         self.reports.append(request.report)
         if request.HasField("node_resource"):
             self.node_resources.append(request.node_resource)
-        return await self._noted(api_pb2.ReportQosManagerResponse(interval=Duration(seconds=self.report_interval_s)))
+        interval = Duration(seconds=self.report_interval_s)
+        return await self._noted(api_pb2.ReportQosManagerResponse(interval=interval))
 
     async def SetPolicyMode(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError

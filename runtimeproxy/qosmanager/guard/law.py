@@ -61,7 +61,7 @@ RETURN_STEPS: Final = 3
 BLIND_HOLD_S: Final = 60.0
 
 
-class Facts(NamedTuple):
+class LawInputs(NamedTuple):
     """What the law goes by, at one moment."""
 
     now_s: float
@@ -82,7 +82,7 @@ class Facts(NamedTuple):
     """Whether a bound of this node is whole CPUs, from `LEAST_MILLICORES` on: see `lever`."""
 
 
-class Row(NamedTuple):
+class Decreases(NamedTuple):
     """Decreases without a moment of enough in between, as far as they are compared with what follows."""
 
     bound: int | None
@@ -124,7 +124,7 @@ class LawState:
     """How long it has to be so; doubled when the end of a bound was wrong."""
     spared_s: float = float("-inf")
     """When a bound ended for that."""
-    row: Row | None = None
+    row: Decreases | None = None
     settled: Mapping[str, float] = field(default_factory=dict)
     """By pod: until when it lowers nothing: the last decreases had no effect, those before had one."""
     futile: Mapping[str, float] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class LawState:
     """The next bounds of a return; None: no bound."""
 
 
-class Step(NamedTuple):
+class LawStep(NamedTuple):
     """One decision."""
 
     state: LawState
@@ -168,11 +168,11 @@ def cut_of(error: float, decreases: int = 0) -> float:
     return min(max((error - 1) / 4, more, LEAST_CUT), MOST_CUT)
 
 
-def _is_whole(bound: int, facts: Facts) -> bool:
+def _is_whole(bound: int, facts: LawInputs) -> bool:
     return facts.by_cpus and bound >= LEAST_MILLICORES
 
 
-def _base(state: LawState, facts: Facts, floor: int) -> int:
+def _base(state: LawState, facts: LawInputs, floor: int) -> int:
     """What a decrease begins with: the bound, or less if BE pods cannot use all of it."""
     asked = facts.be_asked
     if facts.by_cpus and (state.bound is None or _is_whole(state.bound, facts)):
@@ -183,7 +183,7 @@ def _base(state: LawState, facts: Facts, floor: int) -> int:
     return max(int(asked), floor) if state.bound is None else max(min(state.bound, int(asked)), floor)
 
 
-def decide(state: LawState, facts: Facts) -> Step:
+def decide(state: LawState, facts: LawInputs) -> LawStep:
     """Return the next bound; to be called once a second while pods have errors."""
     now_s = facts.now_s
     futile, settled = (
@@ -201,17 +201,17 @@ def decide(state: LawState, facts: Facts) -> Step:
     return _tell(_under(replace(state, row=None, settled={}), facts, error), error, driver)
 
 
-def _tell(step: Step, error: float | None, driver: str) -> Step:
+def _tell(step: LawStep, error: float | None, driver: str) -> LawStep:
     return step._replace(error=error, driver=driver)
 
 
-def _over(state: LawState, facts: Facts, errors: Mapping[str, float]) -> Step:
+def _over(state: LawState, facts: LawInputs, errors: Mapping[str, float]) -> LawStep:
     """Rules 1 and 3."""
     now_s, floor = facts.now_s, floor_of(facts.cpus, facts.floor)
     state = replace(state, over_s=now_s, calm_s=None, spare_s=None)
     pause_s = CPUS_PAUSE_S if state.bound is not None and _is_whole(state.bound, facts) else PAUSE_S
     if now_s - state.decreased_s < pause_s:
-        return Step(state, 1, f"waits {pause_s:g} s for the effect of the last decrease")
+        return LawStep(state, 1, f"waits {pause_s:g} s for the effect of the last decrease")
     over = {pod: each for pod, each in errors.items() if each > 1 and pod not in state.settled}
     if state.returning and not over:
         return _next_of_return(state)
@@ -222,9 +222,9 @@ def _over(state: LawState, facts: Facts, errors: Mapping[str, float]) -> Step:
         if useless and not over:
             return _returned(state, bound, row, facts, is_settled=bool(useless & row.effective))
     if not over:
-        return Step(state, 3, "less had no effect: it stays")
+        return LawStep(state, 3, "less had no effect: it stays")
     if state.bound is None and not _uses_much(facts):
-        return Step(state, 0, f"BE pods use {facts.be_used:.0f}m: they are not what others wait for")
+        return LawStep(state, 0, f"BE pods use {facts.be_used:.0f}m: they are not what others wait for")
     state = replace(state, returning=())
     if state.bound is None and now_s - state.spared_s < NEEDED_S:
         wait_s = min(state.spare_wait_s * 2, MOST_SPARE_S)
@@ -234,10 +234,10 @@ def _over(state: LawState, facts: Facts, errors: Mapping[str, float]) -> Step:
     return _decreased(state, facts, over, floor)
 
 
-def _decreased(state: LawState, facts: Facts, over: Mapping[str, float], floor: int) -> Step:
+def _decreased(state: LawState, facts: LawInputs, over: Mapping[str, float], floor: int) -> LawStep:
     """Rule 1: the next decrease of a row."""
     now_s, before = facts.now_s, _base(state, facts, floor)
-    row = state.row or Row(state.bound, before, over)
+    row = state.row or Decreases(state.bound, before, over)
     if row.decreases == 0:
         row = row._replace(start=before, errors=over)
     cut = cut_of(max(over.values()), row.total)
@@ -260,39 +260,39 @@ def _decreased(state: LawState, facts: Facts, over: Mapping[str, float], floor: 
         decreased_s=now_s,
         row=row._replace(decreases=row.decreases + 1, total=row.total + 1),
     )
-    return Step(state, 1, f"{before}m less {cut:.0%}, at least {floor}m = {after}m")
+    return LawStep(state, 1, f"{before}m less {cut:.0%}, at least {floor}m = {after}m")
 
 
-def _uses_much(facts: Facts) -> bool:
+def _uses_much(facts: LawInputs) -> bool:
     return facts.be_used > LEAST_BE_SHARE * facts.cpus * 1_000
 
 
-def _can_fall(bound: int, facts: Facts) -> bool:
+def _can_fall(bound: int, facts: LawInputs) -> bool:
     """Whether BE pods have more than they keep in any case, and use enough to be waited for."""
     return bound > floor_of(facts.cpus, facts.floor) and _uses_much(facts)
 
 
-def _at_floor(state: LawState, facts: Facts, over: Mapping[str, float]) -> Step:
+def _at_floor(state: LawState, facts: LawInputs, over: Mapping[str, float]) -> LawStep:
     """Rule 1 without room: what a bound does that began there is seen only when it rises."""
     floor = floor_of(facts.cpus, facts.floor)
     where = f"the bound is at its floor of {floor}m"
     if not _uses_much(facts):
         where = f"BE pods use {facts.be_used:.0f}m under their bound of {state.bound}m"
     if state.row is not None and over.keys() & state.row.effective:
-        return Step(state, 1, f"{where}, which has an effect")
+        return LawStep(state, 1, f"{where}, which has an effect")
     waited_s = facts.now_s - state.decreased_s
     if waited_s < max(state.futile_s.get(pod, TRIAL_S) for pod in over):
-        return Step(state, 1, where)
+        return LawStep(state, 1, where)
     trial = dict.fromkeys(over, facts.now_s + TRIAL_S)
     longer = {pod: min(state.futile_s.get(pod, FUTILE_S) * 2, MOST_FUTILE_S) for pod in over}
     state = replace(
         state, futile={**state.futile, **trial}, futile_s={**state.futile_s, **longer}, row=None, bad=None
     )
-    return Step(state, 3, f"{where}, without an effect so far: more for {TRIAL_S:g} s, to compare")
+    return LawStep(state, 3, f"{where}, without an effect so far: more for {TRIAL_S:g} s, to compare")
 
 
 def _judged_row(
-    state: LawState, row: Row, facts: Facts, over: Mapping[str, float], bound: int
+    state: LawState, row: Decreases, facts: LawInputs, over: Mapping[str, float], bound: int
 ) -> tuple[LawState, frozenset[str]]:
     """The state after what the decreases so far have done, and the pods for which that is nothing."""
     fallen = 1 - bound / row.start
@@ -317,7 +317,7 @@ def _judged_row(
     return replace(state, row=row, settled=settled, futile=futile, futile_s=longer), useless
 
 
-def _returned(state: LawState, now: int, row: Row, facts: Facts, *, is_settled: bool) -> Step:
+def _returned(state: LawState, now: int, row: Decreases, facts: LawInputs, *, is_settled: bool) -> LawStep:
     """Rule 3: the first step back to where the last part of the row began, or all of it."""
     bound = row.start if is_settled else row.bound
     end = facts.cpus * 1_000 if bound is None else bound
@@ -336,22 +336,22 @@ def _returned(state: LawState, now: int, row: Row, facts: Facts, *, is_settled: 
     )
     where = "no bound" if bound is None else f"{bound}m"
     if is_settled:
-        return Step(state, 3, f"the last decreases had no effect: back to {where}")
-    return Step(state, 3, f"decreases had no effect: back to {where}; it waits, but not behind BE pods")
+        return LawStep(state, 3, f"the last decreases had no effect: back to {where}")
+    return LawStep(state, 3, f"decreases had no effect: back to {where}; it waits, but not behind BE pods")
 
 
-def _next_of_return(state: LawState) -> Step:
+def _next_of_return(state: LawState) -> LawStep:
     bound, *rest = state.returning
     state = replace(state, bound=bound, returning=tuple(rest))
     where = "without a bound" if bound is None else f"{bound}m"
-    return Step(state, 3, f"back to where it was, now {where}")
+    return LawStep(state, 3, f"back to where it was, now {where}")
 
 
-def _under(state: LawState, facts: Facts, error: float | None) -> Step:
+def _under(state: LawState, facts: LawInputs, error: float | None) -> LawStep:
     """Rules 2 and 4, and what is left of a return."""
     now_s = facts.now_s
     if state.bound is None:
-        return Step(replace(state, calm_s=None, spare_s=None, returning=()), 0, "nothing is bounded")
+        return LawStep(replace(state, calm_s=None, spare_s=None, returning=()), 0, "nothing is bounded")
     if state.returning:
         return _next_of_return(state)
     spare_s = (
@@ -361,13 +361,13 @@ def _under(state: LawState, facts: Facts, error: float | None) -> Step:
     if state.spare_s is not None and now_s - state.spare_s >= state.spare_wait_s:
         asked = f"{SPARE:g} x {facts.be_asked:.0f}m"
         reason = f"{state.bound}m is more than {asked} for {state.spare_wait_s:g} s: no bound"
-        return Step(replace(_unbounded(state), spared_s=now_s), 4, reason)
+        return LawStep(replace(_unbounded(state), spared_s=now_s), 4, reason)
     if error is not None and error >= CALM:
-        return Step(replace(state, calm_s=None), 2, f"{state.bound}m is right: it stays")
+        return LawStep(replace(state, calm_s=None), 2, f"{state.bound}m is right: it stays")
     calm_s = state.calm_s if state.calm_s is not None else now_s
     state = replace(state, calm_s=calm_s)
     if now_s - calm_s < CALM_S:
-        return Step(state, 2, f"calm for {now_s - calm_s:.0f} of {CALM_S:g} s")
+        return LawStep(state, 2, f"calm for {now_s - calm_s:.0f} of {CALM_S:g} s")
     assert state.bound is not None  # noqa: S101 - see above; for the type checker
     step = step_of(facts.cpus, is_whole=_is_whole(state.bound, facts))
     after = state.bound + step
@@ -378,19 +378,19 @@ def _under(state: LawState, facts: Facts, error: float | None) -> Step:
     if near_bad and facts.others_used >= SAME_LOAD * state.bad_load and now_s - state.over_s < state.wait_s:
         left_s = state.wait_s - (now_s - state.over_s)
         reason = f"{after}m was too much before, at {state.bad}m: {left_s:.0f} s more without waits"
-        return Step(state, 2, f"{reason}, or less load of others")
+        return LawStep(state, 2, f"{reason}, or less load of others")
     if after >= facts.cpus * 1_000:
-        return Step(_unbounded(state), 2, f"{after}m are all CPUs: no bound")
+        return LawStep(_unbounded(state), 2, f"{after}m are all CPUs: no bound")
     if near_bad and state.above_bad_s is None:
         state = replace(state, above_bad_s=now_s)
-    return Step(
+    return LawStep(
         replace(state, bound=after, calm_s=now_s),
         2,
         f"calm for {CALM_S:g} s: {rise}m more = {after}m",
     )
 
 
-def _is_spare(bound: int, facts: Facts) -> bool:
+def _is_spare(bound: int, facts: LawInputs) -> bool:
     is_sated = facts.be_waits is None or facts.be_waits <= SATED
     return is_sated and bound > SPARE * facts.be_asked
 

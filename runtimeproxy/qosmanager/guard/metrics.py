@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
-    from runtimeproxy.qosmanager.guard.signal import Kind
+    from runtimeproxy.qosmanager.guard.signal import WaitKind
 
 _PREFIX = "koord_qos_manager_cpu_guard_"
 
@@ -18,7 +18,7 @@ class PodFigures(NamedTuple):
 
     namespace: str
     pod: str
-    kind: Kind
+    kind: WaitKind
     waited: float
     """w, in thousandths; see `signal`."""
     target: float

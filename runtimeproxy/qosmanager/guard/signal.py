@@ -25,7 +25,7 @@ BLIND_S: Final = 10.0
 """Without a sample of any pod for so long the guard sees nothing."""
 
 
-class Kind(StrEnum):
+class WaitKind(StrEnum):
     """Where a wait comes from."""
 
     PRESSURE = "pressure"
@@ -34,7 +34,7 @@ class Kind(StrEnum):
     """Of its threads, by schedstat."""
 
 
-class Missing(StrEnum):
+class NoSample(StrEnum):
     """Why a second of a pod gives no sample."""
 
     NOTHING_READ = "nothing was read"
@@ -46,7 +46,7 @@ class Missing(StrEnum):
     BOOSTED = "its start is boosted"
 
 
-class Second(NamedTuple):
+class PodSecond(NamedTuple):
     """What was read of one pod over one pass."""
 
     at_s: float
@@ -64,40 +64,40 @@ class Second(NamedTuple):
     is_boosted: bool = False
 
 
-def missing(second: Second) -> Missing | None:
+def no_sample(second: PodSecond) -> NoSample | None:
     """Return why this second is no sample; None if it is one."""
     if second.waited is None or second.used_cores is None:
-        return Missing.NOTHING_READ
+        return NoSample.NOTHING_READ
     if second.waited < 0:
-        return Missing.COUNTER_BACK
+        return NoSample.COUNTER_BACK
     if second.elapsed_s is None or not SHORTEST_S <= second.elapsed_s <= LONGEST_S:
-        return Missing.LENGTH
+        return NoSample.LENGTH
     if second.is_boosted:
-        return Missing.BOOSTED
+        return NoSample.BOOSTED
     if second.age_s is not None and second.age_s < YOUNGEST_S:
-        return Missing.YOUNG
+        return NoSample.YOUNG
     if second.is_throttled:
-        return Missing.THROTTLED
-    return Missing.IDLE if second.used_cores < LEAST_USED_CORES else None
+        return NoSample.THROTTLED
+    return NoSample.IDLE if second.used_cores < LEAST_USED_CORES else None
 
 
-class Sample(NamedTuple):
+class WaitSample(NamedTuple):
     """The wait of one second that counts."""
 
     at_s: float
     waited: float
 
 
-class Felt(NamedTuple):
+class RecentWaits(NamedTuple):
     """The last samples of one pod; those of another kind never stand beside them."""
 
-    kind: Kind
-    samples: tuple[Sample, ...] = ()
+    kind: WaitKind
+    samples: tuple[WaitSample, ...] = ()
 
-    def after(self, kind: Kind, sample: Sample) -> Felt:
+    def after(self, kind: WaitKind, sample: WaitSample) -> RecentWaits:
         """With one more sample."""
         before = self.samples if kind is self.kind else ()
-        return Felt(kind, (*before, sample)[-SAMPLES:])
+        return RecentWaits(kind, (*before, sample)[-SAMPLES:])
 
     def median(self, now_s: float) -> float | None:
         """The median of the last three samples; None with fewer of the last seconds."""

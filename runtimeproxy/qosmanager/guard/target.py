@@ -11,11 +11,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.qosmanager.guard.signal import Kind
+from runtimeproxy.qosmanager.guard.signal import WaitKind
 from runtimeproxy.qosmanager.profiling.histogram import Buckets, UsageHistogram
 
 
-class Limits(NamedTuple):
+class TargetLimits(NamedTuple):
     """Of targets that are learnt, in thousandths."""
 
     default: float
@@ -24,9 +24,9 @@ class Limits(NamedTuple):
     most: float
 
 
-LIMITS: Final[Mapping[Kind, Limits]] = {
-    Kind.PRESSURE: Limits(20.0, 5.0, 50.0),
-    Kind.RUN_DELAY: Limits(200.0, 50.0, 400.0),
+LIMITS: Final[Mapping[WaitKind, TargetLimits]] = {
+    WaitKind.PRESSURE: TargetLimits(20.0, 5.0, 50.0),
+    WaitKind.RUN_DELAY: TargetLimits(200.0, 50.0, 400.0),
 }
 MARGIN: Final = 1.3
 """Over what is usual."""
@@ -56,7 +56,7 @@ def load_of(used_cores: float) -> int:
     return min(max(math.floor(math.log2(max(used_cores, 1e-6))) - _FIRST_LOAD, 0), _LOADS - 1)
 
 
-class Target(NamedTuple):
+class WaitTarget(NamedTuple):
     """A target, in thousandths."""
 
     waited: float
@@ -79,12 +79,12 @@ class QuietHistory:
     """What workloads wait while BE pods do nothing. Changed in place."""
 
     def __init__(self) -> None:
-        self._by_workload: OrderedDict[str, dict[tuple[Kind, int], _Quiet]] = OrderedDict()
+        self._by_workload: OrderedDict[str, dict[tuple[WaitKind, int], _Quiet]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_workload)
 
-    def add(self, workload: str, kind: Kind, used_cores: float, waited: float, wall_s: float) -> None:
+    def add(self, workload: str, kind: WaitKind, used_cores: float, waited: float, wall_s: float) -> None:
         """Learns from one quiet second."""
         loads = self._by_workload.setdefault(workload, {})
         self._by_workload.move_to_end(workload)
@@ -94,18 +94,18 @@ class QuietHistory:
         quiet.histogram.add(waited, wall_s)
         quiet.seconds = min(quiet.seconds + 1, ENOUGH_S)
 
-    def target(self, workload: str, kind: Kind, used_cores: float) -> Target:
+    def target(self, workload: str, kind: WaitKind, used_cores: float) -> WaitTarget:
         """Return the target at this load."""
         limits = LIMITS[kind]
         quiet = self._by_workload.get(workload, {}).get((kind, load_of(used_cores)))
         if quiet is None or quiet.seconds < ENOUGH_S:
             known = quiet.seconds if quiet is not None else 0
-            return Target(limits.default, f"default: {known} of {ENOUGH_S} quiet seconds at this load")
+            return WaitTarget(limits.default, f"default: {known} of {ENOUGH_S} quiet seconds at this load")
         usual = quiet.histogram.percentile(USUAL) or 0.0
         most = max(limits.most, LEAST_MARGIN * usual)
         target = min(max(MARGIN * usual, limits.least), most)
         margin = LEAST_MARGIN if target > limits.most else MARGIN
-        return Target(target, f"{margin:g} x {usual:.1f}, usual while BE pods are quiet")
+        return WaitTarget(target, f"{margin:g} x {usual:.1f}, usual while BE pods are quiet")
 
     def saved(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -128,7 +128,7 @@ class QuietHistory:
                     kind, _, load = name.partition("/")
                     if not 0 <= int(load) < _LOADS:
                         raise ValueError(f"load {load}")
-                    quiet = found.setdefault((Kind(kind), int(load)), _Quiet())
+                    quiet = found.setdefault((WaitKind(kind), int(load)), _Quiet())
                     quiet.histogram = UsageHistogram.restored(_BUCKETS, each)
                     quiet.seconds = min(max(int(each["seconds"]), 0), ENOUGH_S)
         except (KeyError, TypeError, AttributeError) as error:
@@ -137,12 +137,12 @@ class QuietHistory:
 
 
 def configured(
-    kind: Kind, pressure_ms: float | None, run_delay_percent: float | None, source: str
-) -> Target | None:
+    kind: WaitKind, pressure_ms: float | None, run_delay_percent: float | None, source: str
+) -> WaitTarget | None:
     """Return the target that a strategy or an annotation says for this kind; None: it says none."""
-    if kind is Kind.PRESSURE:
-        return None if pressure_ms is None else Target(pressure_ms, source)
-    return None if run_delay_percent is None else Target(run_delay_percent * 10.0, source)
+    if kind is WaitKind.PRESSURE:
+        return None if pressure_ms is None else WaitTarget(pressure_ms, source)
+    return None if run_delay_percent is None else WaitTarget(run_delay_percent * 10.0, source)
 
 
 def wants_probe(

@@ -15,30 +15,36 @@ from typing import ClassVar, Final, NamedTuple
 
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.qosmanager.conditions import service_of
-from runtimeproxy.qosmanager.guard.law import Facts, LawState, Step, decide, floor_of, given_back, probed
+from runtimeproxy.qosmanager.guard.law import (
+    LawInputs,
+    LawState,
+    LawStep,
+    decide,
+    floor_of,
+    given_back,
+    probed,
+)
 from runtimeproxy.qosmanager.guard.lever import Position, held_bound, is_by_cpus, moved
 from runtimeproxy.qosmanager.guard.metrics import Figures, GuardCollector, PodFigures
 from runtimeproxy.qosmanager.guard.signal import (
     BLIND_S,
     SAMPLES,
-    Felt,
-    Kind,
-    Missing,
-    Sample,
-    Second,
+    NoSample,
+    PodSecond,
+    RecentWaits,
+    WaitKind,
+    WaitSample,
     is_blind,
-    missing,
+    no_sample,
 )
 from runtimeproxy.qosmanager.guard.target import (
     PROBE_S,
     QUIET_SHARE,
     QuietHistory,
+    WaitTarget,
     configured,
     load_of,
     wants_probe,
-)
-from runtimeproxy.qosmanager.guard.target import (
-    Target as Allowed,
 )
 from runtimeproxy.qosmanager.listening import MetricsListener, listen_problem
 from runtimeproxy.qosmanager.plugin import (
@@ -109,17 +115,17 @@ class CpuGuardOptions:
 class PodState(NamedTuple):
     """What is known of one guarded pod."""
 
-    felt: Felt
+    waits: RecentWaits
     read_s: float = _NOTHING_S
     """The last second that was judged."""
     used_cores: float = 0.0
-    missing: Missing | None = Missing.NOTHING_READ
+    missing: NoSample | None = NoSample.NOTHING_READ
     """Why the last second is no sample; None: it is one."""
-    allowed: Allowed | None = None
+    allowed: WaitTarget | None = None
     """Its target, since it has had a sample."""
-    learnt: tuple[Kind, int, float] | None = None
+    learnt: tuple[WaitKind, int, float] | None = None
     """The kind and the load of a target that is learnt, and until when it stands."""
-    kind: Kind = Kind.RUN_DELAY
+    kind: WaitKind = WaitKind.RUN_DELAY
     """By what the last second was judged."""
     workload: str = ""
     """Of its namespace, name and containers."""
@@ -146,7 +152,7 @@ class GuardState:
     quiet_s: float = _NOTHING_S
     probed_s: float = _NOTHING_S
     saved_s: float = _NOTHING_S
-    step: Step | None = None
+    step: LawStep | None = None
     """The last decision; None while it is blind."""
     problem: str = ""
     """Why what was learnt before is not used."""
@@ -217,7 +223,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
             state = _begun(state, snapshot)
         guarded = [pod for pod in snapshot.pods if is_guarded(pod)]
         used, asked = be_cores(snapshot)
-        state = self._felt(snapshot, state, guarded, used)
+        state = self._sampled(snapshot, state, guarded, used)
         errors = {uid: error for uid, pod in state.pods.items() if (error := _error(pod, now_s)) is not None}
         if not strategy.feedback:
             state = replace(state, law=LawState(), step=None, is_seeing=False)
@@ -233,7 +239,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
         problem = self._save(snapshot, state)
         if not problem:
             state = replace(state, saved_s=_saved_s(state, now_s))
-        notes = (said, *_felt_text(snapshot, state, errors), idle_said, slice_said, problem, state.problem)
+        notes = (said, *_waits_text(snapshot, state, errors), idle_said, slice_said, problem, state.problem)
         return Decision(
             state,
             claims,
@@ -247,7 +253,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
             pod_notes=_pod_notes(snapshot, state, errors, said),
         )
 
-    def _felt(
+    def _sampled(
         self, snapshot: Snapshot, state: GuardState, guarded: Sequence[Pod], be_used: float | None
     ) -> GuardState:
         """The state with the samples of the last second."""
@@ -260,17 +266,17 @@ class CpuGuardPlugin(Plugin[GuardState]):
             cgroup for cgroup in snapshot.node.qos_cgroups.values() if _is_throttled(snapshot, cgroup)
         }
         for pod in guarded:
-            before = state.pods.get(pod.uid) or PodState(Felt(Kind.PRESSURE))
+            before = state.pods.get(pod.uid) or PodState(RecentWaits(WaitKind.PRESSURE))
             if before.containers != len(pod.containers):
                 before = before._replace(workload=workload_of(pod), containers=len(pod.containers))
             kind, second = second_of(snapshot, pod, throttled)
             if second is None:
-                pods[pod.uid] = before._replace(missing=Missing.NOTHING_READ, kind=kind)
+                pods[pod.uid] = before._replace(missing=NoSample.NOTHING_READ, kind=kind)
                 continue
             if second.at_s <= before.read_s:
                 pods[pod.uid] = before
                 continue
-            why, used = missing(second), second.used_cores or 0.0
+            why, used = no_sample(second), second.used_cores or 0.0
             if why is not None or second.waited is None:
                 pods[pod.uid] = before._replace(read_s=second.at_s, missing=why, kind=kind)
                 continue
@@ -279,7 +285,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
                 quiet_s = now_s
             allowed, learnt = _allowed(state.history, before, pod, kind, used, now_s)
             pods[pod.uid] = before._replace(
-                felt=before.felt.after(kind, Sample(second.at_s, second.waited)),
+                waits=before.waits.after(kind, WaitSample(second.at_s, second.waited)),
                 read_s=second.at_s,
                 used_cores=used,
                 missing=None,
@@ -318,7 +324,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
             return replace(state, law=law, probed_s=now_s), "probe: BE pods go to the floor"
         step = decide(
             law,
-            Facts(
+            LawInputs(
                 now_s=now_s,
                 errors=errors,
                 be_used=used * 1_000,
@@ -346,8 +352,8 @@ class CpuGuardPlugin(Plugin[GuardState]):
 
 
 def _allowed(
-    history: QuietHistory, before: PodState, pod: Pod, kind: Kind, used: float, now_s: float
-) -> tuple[Allowed, tuple[Kind, int, float] | None]:
+    history: QuietHistory, before: PodState, pod: Pod, kind: WaitKind, used: float, now_s: float
+) -> tuple[WaitTarget, tuple[WaitKind, int, float] | None]:
     """The target of a pod; and if it is learnt, for what, and until when it stands."""
     own = pod.cpu_guard
     said = configured(kind, own.target_pressure_milliseconds, own.target_run_delay_percent, "configured")
@@ -402,7 +408,9 @@ def _others_cores(snapshot: Snapshot, be_used: float) -> float:
     return max(window.avg - be_used, 0.0) if window is not None else 0.0
 
 
-def second_of(snapshot: Snapshot, pod: Pod, throttled: Collection[str] = ()) -> tuple[Kind, Second | None]:
+def second_of(
+    snapshot: Snapshot, pod: Pod, throttled: Collection[str] = ()
+) -> tuple[WaitKind, PodSecond | None]:
     """Return what was read of a pod in the last pass, by pressure if there is any; None: nothing.
 
     Args:
@@ -411,15 +419,15 @@ def second_of(snapshot: Snapshot, pod: Pod, throttled: Collection[str] = ()) -> 
         throttled: The cgroups of QoS classes that were, in that second.
     """
     metrics = snapshot.metrics
-    kind, scale = Kind.PRESSURE, 1_000.0
+    kind, scale = WaitKind.PRESSURE, 1_000.0
     timed = metrics.timed(pod.cgroup, Metric.CPU_PRESSURE_FULL, ASKED_S / 2)
     if not timed:
-        kind = Kind.RUN_DELAY
+        kind = WaitKind.RUN_DELAY
         timed = metrics.timed(pod.cgroup, Metric.CPU_RUN_DELAY, ASKED_S / 2)
     if not timed:
         return kind, None
     at_s, waited = timed[-1]
-    return kind, Second(
+    return kind, PodSecond(
         at_s=at_s,
         elapsed_s=at_s - timed[-2][0] if len(timed) > 1 else None,
         waited=waited * scale,
@@ -468,14 +476,14 @@ def _begun(state: GuardState, snapshot: Snapshot) -> GuardState:
 def _error(pod: PodState, now_s: float) -> float | None:
     if pod.allowed is None or pod.read_s <= now_s - LOOK_BACK_S:
         return None
-    median = pod.felt.median(now_s)
+    median = pod.waits.median(now_s)
     return None if median is None else median / pod.allowed.waited
 
 
 def _waits(state: GuardState) -> Iterator[tuple[str, tuple[float, float]]]:
     for uid, pod in state.pods.items():
-        if pod.felt.samples and pod.allowed is not None:
-            yield uid, (pod.felt.samples[-1].waited, pod.allowed.waited)
+        if pod.waits.samples and pod.allowed is not None:
+            yield uid, (pod.waits.samples[-1].waited, pod.allowed.waited)
 
 
 def _moved(snapshot: Snapshot, state: GuardState) -> GuardState:
@@ -573,7 +581,7 @@ def _threads_of(snapshot: Snapshot, state: GuardState, guarded: Sequence[Pod]) -
     found = [
         (-_used(snapshot, pod), pod.cgroup)
         for pod in guarded
-        if pod.uid not in state.pods or state.pods[pod.uid].kind is not Kind.PRESSURE
+        if pod.uid not in state.pods or state.pods[pod.uid].kind is not WaitKind.PRESSURE
     ]
     return tuple(cgroup for _, cgroup in sorted(found))
 
@@ -592,14 +600,14 @@ def _figures(snapshot: Snapshot, state: GuardState) -> Figures:
             PodFigures(
                 names[uid].namespace,
                 names[uid].name,
-                pod.felt.kind,
-                pod.felt.samples[-1].waited,
+                pod.waits.kind,
+                pod.waits.samples[-1].waited,
                 pod.allowed.waited,
                 uid in law.futile,
                 uid in law.settled,
             )
             for uid, pod in state.pods.items()
-            if uid in names and pod.felt.samples and pod.allowed is not None
+            if uid in names and pod.waits.samples and pod.allowed is not None
         ],
     )
 
@@ -607,7 +615,7 @@ def _figures(snapshot: Snapshot, state: GuardState) -> Figures:
 # --- texts --------------------------------------------------------------------------------------------------
 
 
-def _step_text(snapshot: Snapshot, step: Step, used: float) -> str:
+def _step_text(snapshot: Snapshot, step: LawStep, used: float) -> str:
     cpus, strategy = len(snapshot.node.cpus), snapshot.strategies.cpu_guard
     bound = "none" if step.state.bound is None else f"{step.state.bound}m"
     bad = "" if step.state.bad is None else f", B_bad {step.state.bad}m"
@@ -618,7 +626,7 @@ def _step_text(snapshot: Snapshot, step: Step, used: float) -> str:
     return f"rule {step.rule}: {step.reason}; {values}"
 
 
-def _felt_text(snapshot: Snapshot, state: GuardState, errors: Mapping[str, float]) -> Iterator[str]:
+def _waits_text(snapshot: Snapshot, state: GuardState, errors: Mapping[str, float]) -> Iterator[str]:
     felt = sorted((uid for uid, error in errors.items() if error > 0), key=lambda each: (-errors[each], each))
     for word, why, pods in _ineffective(state):
         for uid, until_s in sorted(pods.items())[:MOST_NAMED]:
@@ -638,10 +646,10 @@ def _ineffective(state: GuardState) -> tuple[tuple[str, str, Mapping[str, float]
 
 
 def _wait_text(pod: PodState, error: float) -> str:
-    if pod.allowed is None or not pod.felt.samples:
+    if pod.allowed is None or not pod.waits.samples:
         return f"e {error:.2f}"
-    unit = "ms/s" if pod.felt.kind is Kind.PRESSURE else "permille run delay"
-    waited = pod.felt.samples[-1].waited
+    unit = "ms/s" if pod.waits.kind is WaitKind.PRESSURE else "permille run delay"
+    waited = pod.waits.samples[-1].waited
     return f"w {waited:.1f}, t {pod.allowed.waited:.1f} {unit} ({pod.allowed.source}), e {error:.2f}"
 
 
@@ -658,14 +666,14 @@ def _pod_notes(
         if (found := state.pods.get(pod.uid)) is None:
             continue
         parts = [_wait_text(found, errors[pod.uid])] if pod.uid in errors else []
-        if found.missing is Missing.NOTHING_READ:
+        if found.missing is NoSample.NOTHING_READ:
             # The same for all, and read of a file.
             unread = unread or "; ".join(_absences(snapshot, pod)) or "no reason is known yet"
             parts.append(f"no sample: {found.missing}: {unread}")
         elif found.missing is not None:
             parts.append(f"no sample: {found.missing}")
         elif not parts:
-            parts.append(f"{len(found.felt.samples)} of {SAMPLES} samples so far")
+            parts.append(f"{len(found.waits.samples)} of {SAMPLES} samples so far")
         parts += [
             f"{word} for {pods[pod.uid] - snapshot.now_s:.0f} s: {why}"
             for word, why, pods in _ineffective(state)
@@ -719,13 +727,13 @@ def _unreadable(snapshot: Snapshot, state: GuardState, used: float | None) -> st
     if not all(map(_is_unread, state.pods.values())):
         return ""
     reasons = next((_absences(snapshot, pod) for pod in snapshot.pods if pod.uid in state.pods), [])
-    if len(reasons) < len(Kind):
+    if len(reasons) < len(WaitKind):
         return ""
     return f"BE pods are not bounded, as it cannot be read what others wait: {'; '.join(reasons)}"
 
 
 def _is_unread(pod: PodState) -> bool:
-    return pod.missing is Missing.NOTHING_READ
+    return pod.missing is NoSample.NOTHING_READ
 
 
 def _saved_s(state: GuardState, now_s: float) -> float:

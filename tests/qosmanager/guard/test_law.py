@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from runtimeproxy.qosmanager.guard.law import (
     BLIND_HOLD_S,
-    Facts,
+    LawInputs,
     LawState,
-    Step,
+    LawStep,
     cut_of,
     decide,
     floor_of,
@@ -23,16 +23,18 @@ from runtimeproxy.qosmanager.guard.law import (
 WEB = "web"
 
 
-def facts(now_s: float, error: float | None = None, **fields: Any) -> Facts:
+def facts(now_s: float, error: float | None = None, **fields: Any) -> LawInputs:
     errors = {} if error is None else {WEB: error}
     values = {"be_used": 4_000.0, "be_asked": 4_000.0, "cpus": 8, "floor": 0, **fields}
-    return Facts(
+    return LawInputs(
         now_s=now_s, errors=fields.pop("errors", errors), **{k: values[k] for k in values if k != "errors"}
     )
 
 
-def run(state: LawState, errors: list[float | None], start_s: float = 1_000.0, **fields: Any) -> list[Step]:
-    steps: list[Step] = []
+def run(
+    state: LawState, errors: list[float | None], start_s: float = 1_000.0, **fields: Any
+) -> list[LawStep]:
+    steps: list[LawStep] = []
     for number, error in enumerate(errors):
         step = decide(state, facts(start_s + number, error, **fields))
         steps.append(step)

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from runtimeproxy.qosmanager.guard.signal import (
-    Felt,
-    Kind,
-    Missing,
-    Sample,
-    Second,
+    NoSample,
+    PodSecond,
+    RecentWaits,
+    WaitKind,
+    WaitSample,
     is_blind,
-    missing,
+    no_sample,
     run_delay_share,
 )
 
-WHOLE = Second(at_s=100.0, elapsed_s=1.0, waited=12.0, used_cores=0.5, age_s=300.0)
+WHOLE = PodSecond(at_s=100.0, elapsed_s=1.0, waited=12.0, used_cores=0.5, age_s=300.0)
 
 
 @pytest.mark.parametrize(
@@ -26,25 +26,25 @@ WHOLE = Second(at_s=100.0, elapsed_s=1.0, waited=12.0, used_cores=0.5, age_s=300
         ({}, None),
         ({"age_s": None}, None),
         ({"elapsed_s": 0.8}, None),
-        ({"elapsed_s": 0.79}, Missing.LENGTH),
+        ({"elapsed_s": 0.79}, NoSample.LENGTH),
         ({"elapsed_s": 1.5}, None),
-        ({"elapsed_s": 1.51}, Missing.LENGTH),
-        ({"elapsed_s": None}, Missing.LENGTH),
+        ({"elapsed_s": 1.51}, NoSample.LENGTH),
+        ({"elapsed_s": None}, NoSample.LENGTH),
         ({"waited": 0.0}, None),
-        ({"waited": None}, Missing.NOTHING_READ),
-        ({"used_cores": None}, Missing.NOTHING_READ),
-        ({"waited": -1.0}, Missing.COUNTER_BACK),
-        ({"is_throttled": True}, Missing.THROTTLED),
-        ({"age_s": 29.9}, Missing.YOUNG),
+        ({"waited": None}, NoSample.NOTHING_READ),
+        ({"used_cores": None}, NoSample.NOTHING_READ),
+        ({"waited": -1.0}, NoSample.COUNTER_BACK),
+        ({"is_throttled": True}, NoSample.THROTTLED),
+        ({"age_s": 29.9}, NoSample.YOUNG),
         ({"age_s": 30.0}, None),
-        ({"used_cores": 0.019}, Missing.IDLE),
+        ({"used_cores": 0.019}, NoSample.IDLE),
         ({"used_cores": 0.02}, None),
-        ({"is_boosted": True}, Missing.BOOSTED),
-        ({"is_boosted": True, "elapsed_s": 3.0}, Missing.LENGTH),
+        ({"is_boosted": True}, NoSample.BOOSTED),
+        ({"is_boosted": True, "elapsed_s": 3.0}, NoSample.LENGTH),
     ],
 )
-def test_which_seconds_count(changes: dict[str, Any], expected: Missing | None) -> None:
-    assert missing(WHOLE._replace(**changes)) is expected
+def test_which_seconds_count(changes: dict[str, Any], expected: NoSample | None) -> None:
+    assert no_sample(WHOLE._replace(**changes)) is expected
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,17 @@ def test_which_seconds_count(changes: dict[str, Any], expected: Missing | None) 
     ],
 )
 def test_the_median_of_three(waits: list[tuple[float, float]], now_s: float, expected: float | None) -> None:
-    felt = Felt(Kind.PRESSURE)
+    recent = RecentWaits(WaitKind.PRESSURE)
     for each in waits:
-        felt = felt.after(Kind.PRESSURE, Sample(*each))
-    assert felt.median(now_s) == expected
+        recent = recent.after(WaitKind.PRESSURE, WaitSample(*each))
+    assert recent.median(now_s) == expected
 
 
 def test_samples_of_another_kind_begin_anew() -> None:
-    felt = Felt(Kind.PRESSURE, (Sample(1.0, 5.0), Sample(2.0, 5.0)))
-    assert felt.after(Kind.RUN_DELAY, Sample(3.0, 90.0)) == Felt(Kind.RUN_DELAY, (Sample(3.0, 90.0),))
+    waits = RecentWaits(WaitKind.PRESSURE, (WaitSample(1.0, 5.0), WaitSample(2.0, 5.0)))
+    assert waits.after(WaitKind.RUN_DELAY, WaitSample(3.0, 90.0)) == RecentWaits(
+        WaitKind.RUN_DELAY, (WaitSample(3.0, 90.0),)
+    )
 
 
 @pytest.mark.parametrize(

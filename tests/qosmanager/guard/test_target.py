@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.qosmanager.guard.signal import Kind
+from runtimeproxy.qosmanager.guard.signal import WaitKind
 from runtimeproxy.qosmanager.guard.target import (
     MOST_WORKLOADS,
     QuietHistory,
@@ -19,7 +19,7 @@ from runtimeproxy.qosmanager.guard.target import (
 DAY_S = 86_400.0
 
 
-def learnt(waits: dict[float, int], *, kind: Kind = Kind.PRESSURE, used: float = 1.0) -> QuietHistory:
+def learnt(waits: dict[float, int], *, kind: WaitKind = WaitKind.PRESSURE, used: float = 1.0) -> QuietHistory:
     history = QuietHistory()
     for waited, seconds in waits.items():
         for _ in range(seconds):
@@ -30,29 +30,29 @@ def learnt(waits: dict[float, int], *, kind: Kind = Kind.PRESSURE, used: float =
 @pytest.mark.parametrize(
     ("waits", "kind", "expected"),
     [
-        pytest.param({}, Kind.PRESSURE, 20.0, id="nothing-known"),
-        pytest.param({10.0: 59}, Kind.PRESSURE, 20.0, id="not-enough"),
-        pytest.param({0.0: 60}, Kind.PRESSURE, 5.0, id="least"),
-        pytest.param({39.0: 60}, Kind.PRESSURE, 50.0, id="most"),
-        pytest.param({}, Kind.RUN_DELAY, 200.0, id="run-delay-nothing-known"),
-        pytest.param({0.0: 60}, Kind.RUN_DELAY, 50.0, id="run-delay-least"),
-        pytest.param({315.0: 60}, Kind.RUN_DELAY, 400.0, id="run-delay-most"),
+        pytest.param({}, WaitKind.PRESSURE, 20.0, id="nothing-known"),
+        pytest.param({10.0: 59}, WaitKind.PRESSURE, 20.0, id="not-enough"),
+        pytest.param({0.0: 60}, WaitKind.PRESSURE, 5.0, id="least"),
+        pytest.param({39.0: 60}, WaitKind.PRESSURE, 50.0, id="most"),
+        pytest.param({}, WaitKind.RUN_DELAY, 200.0, id="run-delay-nothing-known"),
+        pytest.param({0.0: 60}, WaitKind.RUN_DELAY, 50.0, id="run-delay-least"),
+        pytest.param({315.0: 60}, WaitKind.RUN_DELAY, 400.0, id="run-delay-most"),
     ],
 )
-def test_bounds(waits: dict[float, int], kind: Kind, expected: float) -> None:
+def test_bounds(waits: dict[float, int], kind: WaitKind, expected: float) -> None:
     assert learnt(waits, kind=kind).target("web", kind, 1.0).waited == expected
 
 
 def test_a_target_is_a_margin_over_the_usual_wait() -> None:
     # A quarter of the seconds may be worse; buckets are 15 % wide.
-    target = learnt({10.0: 80, 40.0: 20}).target("web", Kind.PRESSURE, 1.0)
+    target = learnt({10.0: 80, 40.0: 20}).target("web", WaitKind.PRESSURE, 1.0)
     assert 13.0 <= target.waited <= 13.0 * 1.15
     assert target.source.startswith("1.3 x ")
-    assert learnt({10.0: 70, 30.0: 30}).target("web", Kind.PRESSURE, 1.0).waited > 39.0
+    assert learnt({10.0: 70, 30.0: 30}).target("web", WaitKind.PRESSURE, 1.0).waited > 39.0
 
 
-@pytest.mark.parametrize(("kind", "usual"), [(Kind.PRESSURE, 150.0), (Kind.RUN_DELAY, 600.0)])
-def test_what_is_usual_is_allowed_however_long_it_is(kind: Kind, usual: float) -> None:
+@pytest.mark.parametrize(("kind", "usual"), [(WaitKind.PRESSURE, 150.0), (WaitKind.RUN_DELAY, 600.0)])
+def test_what_is_usual_is_allowed_however_long_it_is(kind: WaitKind, usual: float) -> None:
     # It waits behind the system, or itself: bounding BE pods could not bring it below.
     target = learnt({usual: 60}, kind=kind).target("web", kind, 1.0)
     assert usual * 1.1 <= target.waited <= usual * 1.1 * 1.15
@@ -61,10 +61,10 @@ def test_what_is_usual_is_allowed_however_long_it_is(kind: Kind, usual: float) -
 
 def test_loads_workloads_and_kinds_are_apart() -> None:
     history = learnt({10.0: 60}, used=1.0)
-    assert history.target("web", Kind.PRESSURE, 1.9).waited < 20.0
-    assert history.target("web", Kind.PRESSURE, 2.0).waited == 20.0
-    assert history.target("web", Kind.RUN_DELAY, 1.0).waited == 200.0
-    assert history.target("other", Kind.PRESSURE, 1.0).waited == 20.0
+    assert history.target("web", WaitKind.PRESSURE, 1.9).waited < 20.0
+    assert history.target("web", WaitKind.PRESSURE, 2.0).waited == 20.0
+    assert history.target("web", WaitKind.RUN_DELAY, 1.0).waited == 200.0
+    assert history.target("other", WaitKind.PRESSURE, 1.0).waited == 20.0
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_load(used: float, load: int) -> None:
 def test_weights_lose_half_in_a_day() -> None:
     history = learnt({30.0: 60})
     for _ in range(60):
-        history.add("web", Kind.PRESSURE, 1.0, 10.0, 1_000.0 + 3 * DAY_S)
+        history.add("web", WaitKind.PRESSURE, 1.0, 10.0, 1_000.0 + 3 * DAY_S)
     # The old minute weighs an eighth: a ninth of all lies above.
-    assert history.target("web", Kind.PRESSURE, 1.0).waited < 16.0
+    assert history.target("web", WaitKind.PRESSURE, 1.0).waited < 16.0
 
 
 def test_saved_and_restored() -> None:
     history = learnt({10.0: 80, 40.0: 20})
     restored = QuietHistory.restored(json.loads(json.dumps(history.saved())))
-    assert restored.target("web", Kind.PRESSURE, 1.0) == history.target("web", Kind.PRESSURE, 1.0)
+    assert restored.target("web", WaitKind.PRESSURE, 1.0) == history.target("web", WaitKind.PRESSURE, 1.0)
     assert restored.saved() == history.saved()
 
 
@@ -120,7 +120,7 @@ def test_files_of_others_are_refused(saved: Any) -> None:
 def test_workloads_are_bounded() -> None:
     history = QuietHistory()
     for number in range(MOST_WORKLOADS + 5):
-        history.add(f"web-{number}", Kind.PRESSURE, 1.0, 1.0, 0.0)
+        history.add(f"web-{number}", WaitKind.PRESSURE, 1.0, 1.0, 0.0)
     assert len(history) == MOST_WORKLOADS
     assert "web-0" not in history.saved()
 
@@ -128,13 +128,15 @@ def test_workloads_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("kind", "pressure", "delay", "expected"),
     [
-        (Kind.PRESSURE, 8.0, None, 8.0),
-        (Kind.PRESSURE, None, 10.0, None),
-        (Kind.RUN_DELAY, 8.0, None, None),
-        (Kind.RUN_DELAY, None, 10.0, 100.0),
+        (WaitKind.PRESSURE, 8.0, None, 8.0),
+        (WaitKind.PRESSURE, None, 10.0, None),
+        (WaitKind.RUN_DELAY, 8.0, None, None),
+        (WaitKind.RUN_DELAY, None, 10.0, 100.0),
     ],
 )
-def test_configured(kind: Kind, pressure: float | None, delay: float | None, expected: float | None) -> None:
+def test_configured(
+    kind: WaitKind, pressure: float | None, delay: float | None, expected: float | None
+) -> None:
     target = configured(kind, pressure, delay, "annotation")
     assert (target and target.waited) == expected
 

@@ -175,7 +175,7 @@ def test_times_of_samples(tree: Tree) -> None:
         pytest.param({}, "", id="gone"),
         pytest.param(
             {"pod/cgroup.pressure": "1\n", "proc/pressure/cpu": pressure(1, 0)},
-            os.strerror(errno.ENOENT),
+            f"cpu.pressure: {os.strerror(errno.ENOENT)}",
             id="not-known",
         ),
     ],
