@@ -3,7 +3,7 @@
 `python -m tests.restarts.guarded [KILLS]` (50) kills the manager so often while a bound is held, then the
 daemon, then switches the guard to dry-run, off and on, and ends with 1 if a value was not as it must be. The
 runtime is the fake one, its cgroups are plain files, and a thread writes there what a kernel would count: a
-guarded pod waits four times as long as it may while BE pods use more than 1.2 CPUs, else nine tenths of that.
+guarded pod waits four times as long as it may while BE pods use more than 1.2 CPUs, else 0.85 of that.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ASKED: Final = 2.0
 """CPUs, by the BE pods."""
 _ENOUGH: Final = 1.2
 """CPUs of BE pods, from which on the guarded pod waits too long."""
-_REST_US: Final = range(90_000, 110_001)
-"""Half of what BE pods ask for, in 100 ms: the most that one decrease takes."""
+_BOUND_US: Final = range(50_000, 120_001)
+"""In 100 ms: from the floor to what is enough. On a busy machine files are counted up unevenly."""
 _TARGET_MS: Final = 20
 _PODS_AGE_NS: Final = 3_600 * 10**9
 _TICK_S: Final = 0.02
@@ -94,7 +94,7 @@ class CountingKernel:
             elapsed_us, last_s = (now_s - last_s) * 1e6, now_s
             used_us += elapsed_us
             be_us += elapsed_us * cores
-            waited_us += elapsed_us * _TARGET_MS / 1_000 * (4.0 if cores > _ENOUGH else 0.9)
+            waited_us += elapsed_us * _TARGET_MS / 1_000 * (4.0 if cores > _ENOUGH else 0.85)
             self._write(self._guarded, used_us, waited_us)
             self._write(_CLASS, be_us, be_us)
 
@@ -173,7 +173,7 @@ class GuardedNode:
 
         def found() -> Values | None:
             values = self.values()
-            is_bounded = values.quota not in ("", UNBOUNDED) and values.quota == self.kernel.values[-1]
+            is_bounded = values.quota not in ("", UNBOUNDED) and self.kernel.values[-1:] == [values.quota]
             return values if is_bounded and values.idle == "1" else None
 
         return wait_until(found, "a bound and a pod that yields", _TIMEOUT_S)
@@ -208,7 +208,8 @@ class GuardedNode:
         wait_until(lambda: self._owner().session not in ("", before), "another session", _TIMEOUT_S)
 
     def _owner(self) -> api_pb2.ClaimOwner:
-        return next(each for each in self.status().claim_owners if each.name == "cpu-guard")
+        owners = (each for each in self.status().claim_owners if each.name == "cpu-guard")
+        return next(owners, api_pb2.ClaimOwner())
 
     def claims(self) -> int:
         """How many the daemon has of the guard: the bound, and that the BE pod yields."""
@@ -284,14 +285,18 @@ def faults_after_kills(node: GuardedNode, kills: int) -> list[str]:
     """What is wrong with the values while the manager and the daemon are killed."""
     faults: list[str] = []
     bounded = node.wait_for_bound()
-    if int(bounded.quota) not in _REST_US:
+    if int(bounded.quota) not in _BOUND_US:
         faults.append(f"the guard bounds to {bounded.quota}")
-    begun = len(node.kernel.values)
+    begun = len(node.kernel.values) - 1
     for number in range(kills):
         node.kill_manager(is_early=number % 2 == 0)
     node.kill_daemon()
-    if node.kernel.values[begun:] or node.values() != bounded:
-        faults.append(f"killed at {bounded}, the quotas went {node.kernel.values[begun - 1 :]}")
+    quotas = node.kernel.values[begun:]
+    # A manager that lives for some seconds may decrease the bound.
+    if UNBOUNDED in quotas or sorted(map(int, quotas), reverse=True) != list(map(int, quotas)):
+        faults.append(f"killed at {bounded}, the quotas went {quotas}")
+    if (now := node.values())[1:] != bounded[1:]:
+        faults.append(f"killed at {bounded}, the values are {now}")
     if (claims := node.claims()) != 2:
         faults.append(f"{claims} claims are left")
     complaints = [line for line in node.manager.log if not line.startswith("{") or '"level":"error"' in line]
