@@ -292,7 +292,8 @@ class Core:
                 note_record(kind, identity, is_observed)
             self.pools.on_record(identity)
             if kind is RowKind.CONTAINER:
-                self.starts.on_container(identity)
+                openings.on_container(identity)
+                boosts.on_container(identity)
 
         self.store.on_change = on_record
         moves = CpuMoves(self.store, self.node, self.upkeep, allocations, self._is_idle, spawn)

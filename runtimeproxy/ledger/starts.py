@@ -34,8 +34,3 @@ class PodStarts:
         # Until they are cancelled.
         spawn(self.openings.run())
         spawn(self.boosts.run())
-
-    def on_container(self, identity: str) -> None:
-        """The record of a container has changed."""
-        self.openings.on_container(identity)
-        self.boosts.on_container(identity)

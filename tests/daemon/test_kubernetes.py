@@ -291,7 +291,7 @@ def test_without_the_extra_it_says_so_and_ends(daemons: Daemons, tmp_path: Path)
         "sys.meta_path.insert(0, Missing())\n"
     )
     daemons.environment["PYTHONPATH"] = str(tmp_path)
-    daemon = daemons.prepare("[kubernetes]\nenabled = true\n")
+    daemon = daemons.prepare("[kubernetes]\nenabled = true\n", is_forked=False)
     daemon.spawn()
     assert daemon.wait() == 2
     assert "kubernetes.enabled: needs the extra kubernetes: pip install" in "\n".join(daemon.log)

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=Tru
 
 CLASS = "/kubepods/besteffort"
 QUOTA, CPUS = "cpu.cfs_quota_us", "cpuset.cpus"
+NO_OPENINGS = '[ledger]\nopenings = "off"\n'
 
 
 class Bounds:
@@ -66,6 +67,14 @@ def bounds_of(proxy: ProxyProcess) -> Iterator[Bounds]:
     socket = proxy.socket.parent / "admin" / "api.sock"
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         yield Bounds(api_pb2_grpc.AdminStub(channel))
+
+
+@pytest.fixture(scope="module")
+def proxy(containerd: Containerd, folder: Path) -> Iterator[ProxyProcess]:
+    """Without openings: pods that start would lift the bounds."""
+    own = Path(tempfile.mkdtemp(dir=folder))
+    with ProxyProcess(own, ProxyOptions(str(containerd.socket), config=NO_OPENINGS)) as running:
+        yield running
 
 
 @pytest.fixture
@@ -175,7 +184,7 @@ def test_quotas_come_back_after_the_proxy_has_ended_below_a_bound(
     containerd: Containerd, folder: Path, logs: Path, end: str
 ) -> None:
     native = as_resources(replace(BEST_EFFORT, cpu_quota_us=60_000))
-    options = ProxyOptions(str(containerd.socket))
+    options = ProxyOptions(str(containerd.socket), config=NO_OPENINGS)
     with ProxyProcess(Path(tempfile.mkdtemp(dir=folder)), options) as proxy, ExitStack() as stack:
         client = stack.enter_context(CriClient(proxy.socket))
         pods = [stack.enter_context(running_pod(client, batch_pod("batch"), logs))]

@@ -40,7 +40,10 @@ kubelet_dir = "{kubelet}"
 name = "node-a"
 [owners.cpu-suppress]
 hold_s = {hold_s}
+[ledger]
+openings = "off"
 """
+"""The load is pods that start: each would lift the bound that is watched here."""
 _TICK_S: Final = 0.01
 _LATE_S: Final = 3.0
 """How much later than due a claim may end on a busy machine."""
