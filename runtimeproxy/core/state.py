@@ -67,7 +67,7 @@ class SavedState:
     @property
     def unusable_files(self) -> list[str]:
         """The files that could not be used at the start, each with the reason."""
-        savers = (*(self.allocations, self.pools, self._modes, self._history, self.audit),)
+        savers = (self.allocations, self.pools, self._modes, self._history, self.audit)
         files = (
             *self._leased.files,
             *self._starts.files,

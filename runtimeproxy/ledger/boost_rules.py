@@ -151,14 +151,15 @@ class Boosts:
             is_pressed: As of `end`.
         """
         given: list[Boost] = []
+        given_cpus, most_cpus = self.cpus, 0.0 if idle_cpus is None else idle_cpus * SHARE_OF_IDLE
         for boost in self.active.values():
             if boost.given_us:
                 continue
             past = self._past(boost, now_s)
-            room_cpus = 0.0 if idle_cpus is None else idle_cpus * SHARE_OF_IDLE - self.cpus
             may_have = len(past) < MOST_BOOSTS and not is_pressed(boost.uid)
-            boost.given_us = given_us(boost.asked, room_cpus) if may_have else 0
+            boost.given_us = given_us(boost.asked, most_cpus - given_cpus) if may_have else 0
             if boost.given_us:
+                given_cpus += boost.cpus
                 self._history[boost.uid, boost.name] = [*past, (now_s, boost.container)]
                 boost.waits = None
                 self.given += 1

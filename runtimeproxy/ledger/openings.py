@@ -151,12 +151,15 @@ class Openings:
                 if pod.opened_s is None and pod.waits is not None:
                     self.not_opened[pod.waits] += 1
         for pod in self._pods.values():
-            if pod.opened_s is None and is_bounded(pod.cgroup):
-                pod.waits = self._why_not(now_s)
-                if pod.waits is None:
-                    pod.opened_s = now_s
-                    self._opened_s.append(now_s)
-                    self.opened += 1
+            if pod.opened_s is not None:
+                continue
+            is_needed = is_bounded(pod.cgroup)
+            # Without a bound it waits for no turn, whatever it waited for before.
+            pod.waits = self._why_not(now_s) if is_needed else None
+            if is_needed and pod.waits is None:
+                pod.opened_s = now_s
+                self._opened_s.append(now_s)
+                self.opened += 1
         found: Counter[Path] = Counter()
         for pod in self._pods.values():
             if pod.opened_s is not None:

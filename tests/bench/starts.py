@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Final, get_args
@@ -26,6 +26,7 @@ from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2 as api
 from cri_api.runtimeproxy.v1 import api_pb2_grpc
 from tests.e2e.koordinator import qos
+from tests.effect.node import frozen
 from tests.effect.results import percentile
 from tests.lab import cgroup_v1
 from tests.lab.containerd import Containerd
@@ -124,18 +125,6 @@ class Node:
     def starts(self) -> api.StartsStatus:
         stub = api_pb2_grpc.RuntimeProxyStub(self.client.channel)
         return stub.GetStatus(api.GetStatusRequest(), timeout=CALL_TIMEOUT_S).ledger.starts
-
-
-@contextmanager
-def frozen() -> Iterator[None]:
-    """Stops all BE pods."""
-    state = cgroup_v1.file("freezer", BE_CLASS, "freezer.state")
-    state.write_text("FROZEN")
-    try:
-        wait_until(lambda: state.read_text().strip() == "FROZEN", "the BE pods to be frozen")
-        yield
-    finally:
-        state.write_text("THAWED")
 
 
 def measured(node: Node, rounds: int, every_s: float) -> dict[str, list[float]]:

@@ -155,6 +155,21 @@ def test_without_a_bound_nothing_is_opened_and_none_of_the_six_is_used() -> None
     assert rules.next_s(200.0) is None
 
 
+def test_without_a_bound_nothing_waits_for_a_turn() -> None:
+    """Else the time of that turn, which has come, would be due again and again."""
+    rules = Openings()
+    for number in range(MOST_IN_A_MINUTE):
+        rules.begin(str(number), BE, number * 2.0)
+        rules.look(number * 2.0, ALWAYS)
+        rules.end(str(number))
+    rules.begin("late", BE, 12.0)
+    rules.look(12.0, ALWAYS)
+    assert rules.next_s(12.0) == MINUTE_S
+    rules.look(61.0, lambda _: False)
+    assert rules.next_s(61.0) == 12.0 + MOST_WAIT_S
+    assert not rules.waiting()
+
+
 @pytest.mark.parametrize(
     ("parent", "starts", "found"),
     [
