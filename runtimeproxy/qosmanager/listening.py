@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtimeproxy.config.parsing import TcpAddress, parse_listen
@@ -12,13 +13,16 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
 
-def listen_problem(text: str) -> str:
-    """Return why a text is no address to listen on; empty if it is one, or none."""
+def place_problems(folder: str, metrics_listen: str) -> list[tuple[str, str]]:
+    """Return what is wrong with a plugin's options `folder` and `metrics_listen`; an empty one is none."""
+    problems: list[tuple[str, str]] = []
+    if folder and not Path(folder).is_absolute():
+        problems.append(("folder", "is not an absolute path"))
     try:
-        tcp_address(text)
+        tcp_address(metrics_listen)
     except ValueError as error:
-        return str(error)
-    return ""
+        problems.append(("metrics_listen", str(error)))
+    return problems
 
 
 def tcp_address(text: str) -> TcpAddress | None:

@@ -243,7 +243,7 @@ def of_level(
 
 
 def using_mib(mib: int) -> tuple[str, ...]:
-    """A command that has so much memory: what is read waits for a pipe that nobody reads."""
+    """A command that uses so much memory: it has read it, and blocks at a full pipe."""
     return ("/bin/sh", "-c", f"dd if=/dev/zero bs={mib}M count=1 | sleep 1000000")
 
 

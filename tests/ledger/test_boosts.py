@@ -439,7 +439,7 @@ async def test_what_never_becomes_known_is_forgotten(node: Boosted) -> None:
     ],
 )
 async def test_a_file_that_cannot_be_used_leaves_no_boost_behind(node: Boosted, text: str) -> None:
-    """The container has its boost of now, or none: never the one that nobody ends."""
+    """The container has the boost of this process, or none: that of the process before ends."""
     await node.run_web()
     await node.pass_time(20.0)
     node.boosts.file.path.write_text(text)

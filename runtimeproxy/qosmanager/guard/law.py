@@ -320,7 +320,8 @@ def _judged_row(
 def _returned(state: LawState, now: int, row: Decreases, facts: LawInputs, *, is_settled: bool) -> LawStep:
     """Rule 3: the first step back to where the last part of the row began, or all of it."""
     bound = row.start if is_settled else row.bound
-    end = facts.cpus * 1_000 if bound is None else bound
+    # A floor may be more than the node has.
+    end = max(facts.cpus * 1_000, now) if bound is None else bound
     steps: list[int | None] = []
     for number in range(1, RETURN_STEPS):
         each = now + (end - now) * number // RETURN_STEPS

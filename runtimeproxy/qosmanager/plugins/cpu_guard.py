@@ -46,7 +46,7 @@ from runtimeproxy.qosmanager.guard.target import (
     load_of,
     wants_probe,
 )
-from runtimeproxy.qosmanager.listening import MetricsListener, listen_problem
+from runtimeproxy.qosmanager.listening import MetricsListener, place_problems
 from runtimeproxy.qosmanager.plugin import (
     BE_CLASS,
     CPUS,
@@ -188,12 +188,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
         self.metrics = MetricsListener(self.collector)
 
     def option_problems(self, options: CpuGuardOptions) -> Sequence[tuple[str, str]]:
-        problems: list[tuple[str, str]] = []
-        if options.folder and not Path(options.folder).is_absolute():
-            problems.append(("folder", "is not an absolute path"))
-        if problem := listen_problem(options.metrics_listen):
-            problems.append(("metrics_listen", problem))
-        return problems
+        return place_problems(options.folder, options.metrics_listen)
 
     def setup(self, context: PluginContext) -> GuardState:
         """The bound is what the daemon's claims say: CPU of BE pods must not jump."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from runtimeproxy.documents.files import replace_file
 from runtimeproxy.qos import DEFAULT_PRIORITY_CLASSES, PriorityClass
-from runtimeproxy.qosmanager.listening import MetricsListener, listen_problem
+from runtimeproxy.qosmanager.listening import MetricsListener, place_problems
 from runtimeproxy.qosmanager.plugin import Decision, Mode, Need, Plugin, PluginContext
 from runtimeproxy.qosmanager.profiling.interference import Interference, PodHistory, Signal, judged
 from runtimeproxy.qosmanager.profiling.node_metric import (
@@ -133,12 +133,7 @@ class Profiling(Plugin[ProfilingState]):
         )
 
     def option_problems(self, options: ProfilingOptions) -> Sequence[tuple[str, str]]:
-        problems: list[tuple[str, str]] = []
-        if options.folder and not Path(options.folder).is_absolute():
-            problems.append(("folder", "is not an absolute path"))
-        if problem := listen_problem(options.metrics_listen):
-            problems.append(("metrics_listen", problem))
-        return problems
+        return place_problems(options.folder, options.metrics_listen)
 
     def setup(self, context: PluginContext) -> ProfilingState:
         self._options = context.options or ProfilingOptions()

@@ -233,7 +233,7 @@ _TABLE = {
         "Those that have ended: `ready`, `quiet`, `time`, `pressure`, `gone`, `withdrawn`", "cause"
     ),
     "startup_boosts_missed_total": _counter(
-        "Containers that never had theirs: `often`, `no-room`, `unknown-idle`", "cause"
+        "Containers that never had theirs: `often`, `no-room`, `unknown-idle`, `pressure`", "cause"
     ),
     "ledger_observed_parameters": _gauge("Parameters that koordlet writes, and that are only observed"),
     "ledger_left_alone_total": _counter(

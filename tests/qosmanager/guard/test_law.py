@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.qosmanager.guard.law import (
@@ -290,11 +290,12 @@ def test_blind_holds_and_then_gives_back() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(0, 50), st.floats(0, 64_000)), max_size=120),
-    st.integers(1, 128),
-    st.integers(0, 200_000),
-    st.booleans(),
+    seconds=st.lists(st.tuples(st.floats(0, 50), st.floats(0, 64_000)), max_size=120),
+    cpus=st.integers(1, 128),
+    floor=st.integers(0, 200_000),
+    by_cpus=st.booleans(),
 )
+@example(seconds=[(2.0, 1_338.0), (2.0, 0.0), (2.0, 0.0), (2.0, 0.0)], cpus=1, floor=1_003, by_cpus=False)
 def test_never_below_the_floor(
     seconds: list[tuple[float, float]], cpus: int, floor: int, by_cpus: bool
 ) -> None:

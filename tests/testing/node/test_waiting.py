@@ -101,7 +101,7 @@ def test_more_load_waits_longer() -> None:
 
 
 def test_nothing_waits_for_idle_cgroups() -> None:
-    """They keep what nobody else wants; a weight is refused while they are idle."""
+    """They run on CPUs that are free; a weight is refused while they are idle."""
     kernel = node_with(service(1.6), spinning(8), be_shares=1_024)
     kernel.write(BATCH[:2], IDLE, 1)
     assert felt(kernel) == pytest.approx(felt(node_with(service(1.6))), rel=0.2)
