@@ -80,10 +80,10 @@ def test_a_new_thread_counts_from_the_pass_after_its_listing(tree: Tree) -> None
     tree.tick(DELAY)
     put_threads(tree, 1, {2: (5_000, 5_000)})
     # Listed within these.
-    tree.tick(DELAY, passes=5)
+    tree.tick(DELAY, passes=10)
     put_threads(tree, 1, {2: (5_030, 5_010)})
     tree.tick(DELAY)
-    assert delays(tree) == [(7.0, 0.25)]
+    assert delays(tree) == [(12.0, 0.25)]
 
 
 @pytest.mark.parametrize("kept_files", [0, 1_000])
@@ -167,7 +167,7 @@ def test_threads_that_procfs_hides(tree: Tree) -> None:
     # One that has ended is no reason.
     put_processes(tree, POD, 11, 12)
     put_threads(tree, 12, {12: (1_000, 0)})
-    tree.tick(DELAY, passes=5)
+    tree.tick(DELAY, passes=10)
     put_threads(tree, 12, {12: (2_000, 1_000)})
     tree.tick(DELAY)
     assert len(delays(tree)) == 1
