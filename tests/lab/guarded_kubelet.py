@@ -286,6 +286,9 @@ _MESSAGE: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _REASON: Final = re.compile(r' err=(?:"((?:[^"\\]|\\.)*)"|<\n(.*?)\n >)', re.DOTALL)
 _VARIABLE: Final = re.compile(r'\\+"[^"\\]*\\+"|"[^"]*"|[0-9a-f]{12,}|/\S+|\d+')
 
+_SAME_AGAIN: Final = re.compile(r"(\[[^]]*\])(?:, \1)+")
+"""In a list with one entry for each pod or container."""
+
 
 def errors(log: str) -> Counter[str]:
     """A program's errors by message and reason, without what differs from time to time.
@@ -300,5 +303,5 @@ def errors(log: str) -> Counter[str]:
         parts = [message.group(1) if message is not None else text]
         if reason is not None:
             parts.append(" ".join((reason.group(1) or reason.group(2)).split()))
-        found[_VARIABLE.sub("*", ": ".join(parts))] += 1
+        found[_SAME_AGAIN.sub(r"\1", _VARIABLE.sub("*", ": ".join(parts)))] += 1
     return found
