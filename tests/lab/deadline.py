@@ -11,8 +11,13 @@ Result = TypeVar("Result")
 _PACE_S = 0.02
 
 
-def wait_until(condition: Callable[[], Result | None], what: str, timeout_s: float = 60.0) -> Result:
+def wait_until(
+    condition: Callable[[], Result | None], what: str, timeout_s: float = 60.0, pace_s: float = _PACE_S
+) -> Result:
     """Asks again and again until the answer is true, and returns it.
+
+    Args:
+        pace_s: Between two answers; more where each of them is dear.
 
     Raises:
         TimeoutError: the answer stayed false for `timeout_s` seconds.
@@ -24,7 +29,7 @@ def wait_until(condition: Callable[[], Result | None], what: str, timeout_s: flo
             return answer
         if time.monotonic() > end:
             raise TimeoutError(f"{what}: not within {timeout_s} s")
-        time.sleep(_PACE_S)
+        time.sleep(pace_s)
 
 
 def time_s(action: Callable[[], object]) -> float:

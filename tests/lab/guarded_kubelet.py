@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -60,6 +60,8 @@ class Stand(Protocol):
     """The node, as this module needs it."""
 
     patience_s: float
+    pace_s: float
+    """Between two looks: each of them costs CPU time that the kubelet needs."""
     as_requested: Weight
     as_idle: Weight
     """What BE pods have without the guard and with it."""
@@ -139,10 +141,21 @@ class Restarts:
     Args:
         total: Pods that are made.
         most: How many stay.
+        strategies: Of the guard, which are in force.
     """
 
-    def __init__(self, stand: Stand, restarts: int, total: int, most: int, *, is_guarded: bool) -> None:
+    def __init__(
+        self,
+        stand: Stand,
+        restarts: int,
+        total: int,
+        most: int,
+        *,
+        is_guarded: bool,
+        strategies: Mapping[str, object] = STRATEGIES,
+    ) -> None:
         self._stand = stand
+        self._strategies = strategies
         self._starts = restarts + 1
         self._total = total
         self._most = most
@@ -168,7 +181,7 @@ class Restarts:
             if self._is_guarded and number == 0:
                 # If it never comes, the report says so.
                 with suppress(TimeoutError):
-                    wait_until(stand.is_bounded, "the bound", _FIRST_BOUND_S)
+                    self._wait_until(stand.is_bounded, "the bound", _FIRST_BOUND_S)
             if number < self._starts - 1:
                 stand.stop_kubelet()
         threading.Event().wait(PERIOD_S)
@@ -179,7 +192,7 @@ class Restarts:
         while self._names:
             stand.remove(self._names.popleft())
         self._wait()
-        wait_until(lambda: not stand.be_pods(), "the end of the pods' cgroups", stand.patience_s)
+        self._wait_until(lambda: not stand.be_pods(), "the end of the pods' cgroups")
         return report
 
     def _give_back(self) -> None:
@@ -187,8 +200,8 @@ class Restarts:
         stand = self._stand
         stand.set_strategies({})
         self._wait_for_weights(stand.as_requested)
-        wait_until(lambda: not stand.is_bounded(), "the end of the bound", stand.patience_s)
-        stand.set_strategies(STRATEGIES)
+        self._wait_until(lambda: not stand.is_bounded(), "the end of the bound")
+        stand.set_strategies(self._strategies)
         self._wait_for_weights(stand.as_idle)
         stand.restore()
         self._wait_for_weights(stand.as_requested)
@@ -210,7 +223,7 @@ class Restarts:
                 return stand.running() == uids
             return False
 
-        wait_until(run_exactly, "the pods' containers", stand.patience_s)
+        self._wait_until(run_exactly, "the pods' containers")
         if self._is_guarded and any(name.startswith(LS) for name in self._names):
             self._wait_for_weights(stand.as_idle)
 
@@ -225,10 +238,14 @@ class Restarts:
             return all(found.get(uid) == wanted for uid in uids)
 
         try:
-            wait_until(are_so, "weights", stand.patience_s)
+            self._wait_until(are_so, "weights")
         except TimeoutError:
             others = {uid: weight for uid, weight in found.items() if weight != wanted}
             raise AssertionError(f"not {wanted}: {others}") from None
+
+    def _wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
+        stand = self._stand
+        wait_until(condition, what, timeout_s or stand.patience_s, stand.pace_s)
 
 
 def uid_of(name: str) -> str:
@@ -269,6 +286,9 @@ _MESSAGE: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _REASON: Final = re.compile(r' err=(?:"((?:[^"\\]|\\.)*)"|<\n(.*?)\n >)', re.DOTALL)
 _VARIABLE: Final = re.compile(r'\\+"[^"\\]*\\+"|"[^"]*"|[0-9a-f]{12,}|/\S+|\d+')
 
+_SAME_AGAIN: Final = re.compile(r"(\[[^]]*\])(?:, \1)+")
+"""In a list with one entry for each pod or container."""
+
 
 def errors(log: str) -> Counter[str]:
     """A program's errors by message and reason, without what differs from time to time.
@@ -283,5 +303,5 @@ def errors(log: str) -> Counter[str]:
         parts = [message.group(1) if message is not None else text]
         if reason is not None:
             parts.append(" ".join((reason.group(1) or reason.group(2)).split()))
-        found[_VARIABLE.sub("*", ": ".join(parts))] += 1
+        found[_SAME_AGAIN.sub(r"\1", _VARIABLE.sub("*", ": ".join(parts)))] += 1
     return found

@@ -14,6 +14,7 @@ E1128 14:12:56.499385    3486 remote.go:12] "Stop failed" err=<
 \trpc error: container 0123456789ab of
 \t7 pods
  > pod="default/web-7"
+E1128 14:12:56.500000    3486 cri.go:1] "Failed" err="partial: [\\"/a/1\\": no data], [\\"/a/2\\": no data]"
 W1128 14:12:57.000000    3486 watcher.go:93] "No status" err="only a warning"
 E1128 14:12:57.000000    3486 klog.go:1] Nothing structured about /var/lib/kubelet 12
 """
@@ -23,6 +24,7 @@ def test_errors_of_a_log() -> None:
     assert errors(LOG) == {
         "No status: no routes in *": 2,
         "Stop failed: rpc error: container * of * pods": 1,
+        "Failed: partial: [*: no data]": 1,
         "Nothing structured about * *": 1,
     }
     assert errors("") == {}

@@ -1,9 +1,10 @@
-"""Katalyst's advisor and one of its evictions beside the daemon, on two sockets and cgroup version 2."""
+"""Katalyst's advisor and two of its evictions beside the daemon, on two sockets and cgroup version 2."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cri_api.runtime.v1 import api_pb2
@@ -29,6 +30,7 @@ from tests.node.guest.machine import (
     UNITS,
     UnexpectedError,
     expect,
+    expect_text,
     run,
     systemctl,
 )
@@ -77,12 +79,44 @@ mode = "enforce"
 mode = "enforce"
 """
 
+_LOAD = "katalyst-cpu-load"
+_POOL = 2
+"""CPUs of the pool `share`: each of its pods requests one."""
+_MORE = 30
+"""Busy processes beside one for each CPU: a load far above the threshold, which is far above one for each."""
+_UPPER, _LOWER, _RING, _MET = 4.0, 0.25, 5, 4
+_BUSY = "while :; do :; done &"
+_CROWD = f"{_BUSY * _POOL} until [ -e /lab/out/high ]; do sleep 1; done; {_BUSY * _MORE} wait"
+_OF_SHARE = pools.Case(QosLevel.SHARED, "burstable", 1_000)
+_ON_LOAD = {
+    "calm": (_OF_SHARE, "exec sleep 1000000"),
+    "batch": _CASES["batch"],
+    "crowd": (_OF_SHARE, _CROWD),
+}
+_LOAD_PLUGIN = f"""
+[plugins.{_LOAD}]
+mode = "enforce"
+[plugins.{_LOAD}.options]
+upper_ratio = {_UPPER}
+lower_ratio = {_LOWER}
+met_percent = {100 * _MET / _RING}
+ring_size = {_RING}
+sample_seconds = 5.0
+"""
+_SOFT = (
+    rf"load above {_LOWER:g} times its CPUs in {_RING} of {_RING} samples, last (\S+) times: "
+    "soft threshold, nothing is evicted"
+)
+_HARD = (
+    rf"^pool share: load above {_UPPER:g} times its CPUs in {_MET} of {_RING} samples, last (\S+) times; "
+    r"\S+ too much, this pod \S+$"
+)
+
 
 def it_follows_a_service_and_evicts(node: Node) -> str:
     """The pool has CPUs for busy threads and gives them back; what is above its memory request is stopped."""
-    with _manager(node):
-        for title, (case, script) in _CASES.items():
-            node.pods[title] = pools.run_case(_MODE, title, case, node, script)
+    with _manager(node, _PLUGINS):
+        _run(_CASES, node)
         _wait_for_the_end(node.pods.pop("hog"))
         web, batch = node.pods["web"], node.pods["batch"]
         high = node.logs / web.spec.uid / "high"
@@ -101,11 +135,65 @@ def it_follows_a_service_and_evicts(node: Node) -> str:
     return f"hog: exit code 137; {seen}"
 
 
+def a_pod_of_an_overloaded_pool_goes(node: Node) -> str:
+    """While each CPU of the pool has one busy process nothing is evicted; the pod with many is, when enough
+    of the last loads are above the threshold, and it alone."""
+    with _manager(node, _LOAD_PLUGIN):
+        _run(_ON_LOAD, node)
+        crowd = node.pods["crowd"]
+        _wait_for_size(crowd, lambda size: size == _POOL)
+        below = _wait_for_words(_LOAD, _SOFT).group(1)
+        expect("evictions below the threshold", _evictions(_LOAD), [])
+        others = {title: pod.process() for title, pod in node.pods.items()}
+        (node.logs / crowd.spec.uid / "high").touch()
+        _wait_for_words(_LOAD, f"load above {_UPPER:g} times")
+        _wait_for_the_end(node.pods.pop("crowd"))
+        del others["crowd"]
+        # The pool has one CPU less now.
+        after = _wait_for_words(_LOAD, rf"share: load \S+ of {_POOL - 1} CPUs").group()
+        evictions = [(each.pod, each.after) for each in _evictions(_LOAD)]
+        expect("evictions", evictions, [(crowd.spec.name, "evicted")])
+        last = expect_text("reason", _evictions(_LOAD)[0].reason, _HARD)
+        expect("the others", {title: pod.process() for title, pod in node.pods.items()}, others)
+    seen = f"none at {below} times the CPUs, then, at {last} times in {_MET} of {_RING} samples, crowd"
+    return f"{seen}: exit code 137; {after}"
+
+
+def _run(cases: Mapping[str, tuple[pools.Case, str]], node: Node) -> None:
+    for title, (case, script) in cases.items():
+        node.pods[title] = pools.run_case(_MODE, title, case, node, script)
+
+
+def _wait_for_words(plugin: str, pattern: str) -> re.Match[str]:
+    """Waits until the status says so of a plugin's last look."""
+    said = ""
+
+    def found() -> re.Match[str] | None:
+        nonlocal said
+        reported = daemon_status().qos_manager.report.plugins
+        said = next((each.problem or each.explanation for each in reported if each.name == plugin), "")
+        return re.search(pattern, said)
+
+    try:
+        return wait_until(found, "words", 2 * PATIENCE_S, pace_s=1.0)
+    except TimeoutError:
+        raise UnexpectedError(f"{plugin}: nothing like {pattern!r} in {said!r}") from None
+
+
+def _evictions(plugin: str) -> list[own_pb2.AuditEntry]:
+    """What the audit has of the evictions of a plugin."""
+    with CriClient(ENDPOINT) as client:
+        api = own_grpc.RuntimeProxyStub(client.channel)
+        answers = api.WatchAudit(own_pb2.WatchAuditRequest(), timeout=PATIENCE_S)
+        entries = [each for answer in answers for each in answer.entries if each.field == "eviction"]
+    return [each for each in entries if each.policy == f"plugin:{plugin}"]
+
+
 @contextmanager
-def _manager(node: Node) -> Iterator[None]:
+def _manager(node: Node, plugins: str) -> Iterator[None]:
     """The daemon with pools, and the unit of the manager as it comes; without pods and manager afterwards."""
     pools.write_managers(cpu="none", memory="None")
-    CONFIG.write_text(pools.configuration(_MODE, ramp_up_s=0) + _PLUGINS)
+    CONFIG.write_text(pools.configuration(_MODE, ramp_up_s=0) + plugins)
     run("install", "-m", "0644", SHARED_UNITS / MANAGER, UNITS)
     systemctl("daemon-reload")
     systemctl("start", SOCKET_UNIT)
@@ -184,5 +272,8 @@ def _headroom() -> int:
     return quantity_of(RECLAIMED_MILLICPU, wait_until(reported, "a headroom", PATIENCE_S))
 
 
-CHECKS = (Check("advisor: the pool follows a service; one pod is evicted", it_follows_a_service_and_evicts),)
+CHECKS = (
+    Check("advisor: the pool follows a service; one pod is evicted", it_follows_a_service_and_evicts),
+    Check("advisor: a pod of an overloaded pool is evicted", a_pod_of_an_overloaded_pool_goes),
+)
 """After those of the pools."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,13 +45,18 @@ def bound_of(cgroup: Path) -> tuple[str, str]:
 
 
 class Watch:
-    """What bound a QoS class has had since this object was made, in the order in which it came."""
+    """What a cgroup has had since this object was made, in the order in which it came.
+
+    Args:
+        read: From files of the cgroup; else the bound of a QoS class.
+    """
 
     _PACE_S = 0.05
 
-    def __init__(self, cgroup: Path) -> None:
+    def __init__(self, cgroup: Path, read: Callable[[Path], object] = bound_of) -> None:
         self._cgroup = cgroup
-        self.values = [bound_of(cgroup)]
+        self._read = read
+        self.values = [read(cgroup)]
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -63,7 +68,7 @@ class Watch:
 
     def _follow(self) -> None:
         while not self._end.wait(self._PACE_S):
-            if (value := bound_of(self._cgroup)) != self.values[-1]:
+            if (value := self._read(self._cgroup)) != self.values[-1]:
                 self.values.append(value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from tests.lab.cri_client import CriClient
 from tests.lab.guarded_kubelet import CONFIG as GUARD
 from tests.lab.guarded_kubelet import STRATEGIES, Report, Restarts, Weight
 from tests.node.guest import kubelets
-from tests.node.guest.cgroup_v2 import ROOT
+from tests.node.guest.cgroup_v2 import ROOT, Watch
 from tests.node.guest.machine import (
     CONFIG,
     CONTAINERD,
@@ -30,6 +30,7 @@ from tests.node.guest.machine import (
     SOCKET_UNIT,
     UNITS,
     UnexpectedError,
+    expect,
     run,
     systemctl,
     wait_for_status,
@@ -45,6 +46,15 @@ _CLASSES: Mapping[Driver, Path] = {
     "cgroupfs": ROOT / "kubepods" / "besteffort",
     "systemd": ROOT / "kubepods.slice" / "kubepods-besteffort.slice",
 }
+_CLASS_IDLE = {
+    **STRATEGIES,
+    "cpu-guard-config": {
+        "clusterStrategy": {**STRATEGIES["cpu-guard-config"]["clusterStrategy"], "classIdle": True}
+    },
+}
+_SERVICES = ("system.slice", "CPUWeight=1000")
+"""Pods work all the time: kubelet and runtime would have half of the slow CPUs. The kubelet gives all pods of
+two CPUs a weight of 79. Source: kubelet pkg/kubelet/cm/node_container_manager_linux.go."""
 _UID = "io.kubernetes.pod.uid"
 _UNBOUNDED = "max"
 
@@ -68,6 +78,7 @@ class OnVersion2:
     """The node; see `tests.lab.guarded_kubelet.Stand`."""
 
     patience_s = 600.0
+    pace_s = 1.0
     as_requested = Weight("0", "1")
     # Source: Linux 6.1 kernel/sched/core.c, cpu_weight_read_u64: scheduler weight 3 of 1024, x 100.
     as_idle = Weight("1", "0")
@@ -128,30 +139,77 @@ class OnVersion2:
 
 def no_error_of_its_own(driver: Driver, size: Size, _: Node) -> str:
     """On containerd alone, then with the guard on: the kubelet has no error that it has not without."""
-    systemctl("disable", "--now", SOCKET_UNIT, SERVICE)
     with _handler(driver):
-        direct = _run(driver, size, CONTAINERD, is_guarded=False)
-        with _guard():
-            report = _run(driver, size, ENDPOINT, is_guarded=True)
+        direct = _direct(driver, size)
+        with _guard(STRATEGIES):
+            report = _run(driver, size, "guard", STRATEGIES)
+    return _compared(report, direct)
+
+
+def the_class_is_idle_again(size: Size, _: Node) -> str:
+    """`classIdle` with the systemd driver: the kubelet's weights end it, it comes back, and the kubelet has
+    no error that it has not without."""
+    cgroup = _CLASSES["systemd"]
+    with _handler("systemd"):
+        direct = _direct("systemd", size)
+        with _guard(_CLASS_IDLE):
+            watch = Watch(cgroup, _idle)
+            try:
+                report = _run("systemd", size, "idle", _CLASS_IDLE)
+            finally:
+                watch.end()
+    begun = watch.values.count("1")
+    # At first, after each start of the kubelet, and after the strategy was gone.
+    if begun < size.restarts + 2:
+        raise UnexpectedError(f"cpu.idle of the class: {watch.values}")
+    expect("cpu.idle of the class", _idle(cgroup), "0")
+    return f"{begun} times idle; {_compared(report, direct)}"
+
+
+def _idle(cgroup: Path) -> str:
+    with suppress(OSError):
+        return (cgroup / "cpu.idle").read_text().strip()
+    return ""
+
+
+def _compared(report: Report, direct: Report) -> str:
+    """What is to be said of it. Raises UnexpectedError if something is wrong."""
     faults = report.faults(direct)
     if faults:
         raise UnexpectedError("; ".join(faults))
     return "; ".join(report.lines(direct))
 
 
-def _run(driver: Driver, size: Size, endpoint: Path, *, is_guarded: bool) -> Report:
-    way = "guard" if is_guarded else "direct"
+@cache
+def _direct(driver: Driver, size: Size) -> Report:
+    """On containerd alone; once for all checks."""
+    systemctl("disable", "--now", SOCKET_UNIT, SERVICE)
+    return _run(driver, size, "direct", None)
+
+
+def _run(driver: Driver, size: Size, way: str, strategies: Mapping[str, object] | None) -> Report:
+    """With the guard and these strategies; None: on containerd alone."""
     log = kubelets.LOGS / f"kubelet-{driver}-{size.pods}-{way}.log"
-    stand = OnVersion2(driver, endpoint, log)
+    stand = OnVersion2(driver, CONTAINERD if strategies is None else ENDPOINT, log)
+    restarts = Restarts(
+        stand,
+        size.restarts,
+        size.pods,
+        size.most,
+        is_guarded=strategies is not None,
+        strategies=strategies or {},
+    )
     try:
-        return Restarts(stand, size.restarts, size.pods, size.most, is_guarded=is_guarded).run()
+        return restarts.run()
     finally:
         stand.stop_kubelet()
+        kubelets.remove_all_pods()
 
 
 @contextmanager
 def _handler(driver: Driver) -> Iterator[None]:
-    """Debian's containerd with the driver's handler for all pods."""
+    """Debian's containerd with the driver's handler for all pods; services come before pods."""
+    systemctl("set-property", "--runtime", *_SERVICES)
     before = _CONTAINERD_CONFIG.read_text()
     section = '[plugins."io.containerd.grpc.v1.cri".containerd]\n'
     _CONTAINERD_CONFIG.write_text(f'{before}{section}  default_runtime_name = "{_HANDLERS[driver]}"\n')
@@ -170,7 +228,7 @@ def _restart_containerd() -> None:
 
 
 @contextmanager
-def _guard() -> Iterator[None]:
+def _guard(strategies: Mapping[str, object]) -> Iterator[None]:
     """Daemon and QoS manager with the strategies."""
     run("install", "-m", "0644", SHARED_UNITS / MANAGER, UNITS)
     systemctl("daemon-reload")
@@ -178,7 +236,7 @@ def _guard() -> Iterator[None]:
     CONFIG.write_text(GUARD)
     folder = objects()
     folder.node(capacity={"cpu": "2", "memory": "3Gi"})
-    folder.strategies(STRATEGIES)
+    folder.strategies(strategies)
     try:
         systemctl("start", SOCKET_UNIT, SERVICE, MANAGER)
         wait_for_status("cpu-guard: ", MANAGER)
@@ -189,8 +247,13 @@ def _guard() -> Iterator[None]:
         folder.strategies({})
 
 
-CHECKS = tuple(
-    Check(f"guard, {driver} driver: {size}", partial(no_error_of_its_own, driver, size))
-    for size in SIZES
-    for driver in _HANDLERS
+def _checks(size: Size) -> Iterator[Check]:
+    for driver in _HANDLERS:
+        yield Check(f"guard, {driver} driver: {size}", partial(no_error_of_its_own, driver, size))
+
+
+CHECKS = (
+    *_checks(SIZES[0]),
+    Check(f"guard, systemd driver, classIdle: {SIZES[0]}", partial(the_class_is_idle_again, SIZES[0])),
+    *_checks(SIZES[1]),
 )

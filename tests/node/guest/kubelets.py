@@ -21,8 +21,18 @@ from tests.lab.busybox_image import IMAGE
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.node.guest.cgroup_v2 import ROOT
+from tests.node.guest.kubelet import remove_pod as remove_sandbox
 from tests.node.guest.kubelet import update
-from tests.node.guest.machine import CONFIG, ENDPOINT, SERVICE, UnexpectedError, expect, run, systemctl
+from tests.node.guest.machine import (
+    CONFIG,
+    CONTAINERD,
+    ENDPOINT,
+    SERVICE,
+    UnexpectedError,
+    expect,
+    run,
+    systemctl,
+)
 from tests.node.guest.node import Check, Node
 from tests.node.guest.strategies import objects
 
@@ -227,6 +237,16 @@ def put_pod(pod: dict[str, Any]) -> None:
 def remove_pod(name: str) -> None:
     """Takes a pod of `put_pod` away."""
     _manifest(name).unlink()
+
+
+def remove_all_pods() -> None:
+    """Takes away what a check that failed has left; no kubelet runs."""
+    for path in _MANIFESTS.glob("*.json"):
+        path.unlink()
+    with CriClient(CONTAINERD) as client:
+        listed = client.runtime.ListPodSandbox(api_pb2.ListPodSandboxRequest(), timeout=_PATIENCE_S).items
+        for each in listed:
+            remove_sandbox(client, each.id)
 
 
 def _manifest(name: str) -> Path:

@@ -29,6 +29,7 @@ class OnVersion1:
     """The node; see `tests.lab.guarded_kubelet.Stand`."""
 
     patience_s = 180.0
+    pace_s = 0.02
     as_requested = Weight("0", "2")
     # Source: Linux kernel/sched/sched.h, WEIGHT_IDLEPRIO.
     as_idle = Weight("1", "3")
