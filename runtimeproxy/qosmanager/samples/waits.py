@@ -20,8 +20,8 @@ MOST_THREADS: Final = 1_000
 MOST_CGROUPS: Final = 64
 """Below one pod: a container may make as many as it likes."""
 _LIST_PASSES: Final = 10
-"""The threads of a pod are listed once in so many passes, a tenth of the pods in each. For 1,000 threads in 166
-pods a listing of all takes 16 ms, and a reading 3."""
+"""The threads of a pod are listed once in so many passes, a tenth of the pods in each: to list 1,000 threads
+of 166 pods takes 16 ms, to read them 3."""
 _LIST_BYTES: Final = 65_536
 _SCHEDSTAT_BYTES: Final = 96
 _LEAF_LINKS: Final = 2
