@@ -57,6 +57,12 @@ class NriSettings:
     """Two digits: the runtime calls its plugins in this order. Of two that set the same field of a container
     the runtime accepts neither. The default lets plugins that place containers go first; what they have set
     is visible then."""
+    learn_owners: bool = False
+    """Whether the runtime tells of each new container which plugin has set which of its fields (NRI's
+    ValidateContainerAdjustment, from containerd 2.2 on). A field of another plugin then goes by file from the
+    first container on, and status, `explain` and audit name that plugin; without it the runtime refuses the
+    first creation of each such container, and the daemon's values go by file at the next. Off by default: a
+    plugin that is asked this and is late, or away, fails the creation, whatever its failure policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -283,9 +283,9 @@ class ClassOpenings:
 
     def on_container(self, identity: str) -> None:
         """The record of a container has changed."""
-        box = self._store.containers.get(identity)
-        pod = self._store.pods.get(box.pod_id) if box is not None else None
-        if box is None or pod is None or box.state is not Lifecycle.RUNNING:
+        container = self._store.containers.get(identity)
+        pod = self._store.pods.get(container.pod_id) if container is not None else None
+        if container is None or pod is None or container.state is not Lifecycle.RUNNING:
             return
         if not self.rules.is_followed(pod.uid):
             return
@@ -318,7 +318,7 @@ class ClassOpenings:
     async def look(self) -> bool:
         """Does what is due now; returns whether all of it could be done."""
         wanted = self.rules.look(self.now_s(), partial(has_bound, self._books))
-        self._started = {uid: it for uid, it in self._started.items() if self.rules.is_followed(uid)}
+        self._started = {uid: ids for uid, ids in self._started.items() if self.rules.is_followed(uid)}
         before = self._books.openings_us
         if wanted == before:
             self.problem = ""

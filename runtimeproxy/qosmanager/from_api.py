@@ -78,6 +78,9 @@ _SUB_PRIORITY: Final = "koordinator.sh/priority"
 _STARTUP_BOOST: Final = "plugin:startup-boost"
 """What raises limits of containers that start owns values of a pod meanwhile. Source: `OWNER` of
 runtimeproxy.ledger.boosts, whose claims have a lease."""
+_GUARD_PART: Final = "cpu_guard."
+_ANNOTATION: Final = "annotation"
+"""Source of a strategy's value: the pod's author. Source: `Layer` of runtimeproxy.slo.strategies."""
 _INT32: Final = re.compile(r"-?[0-9]{1,10}")
 
 
@@ -109,6 +112,11 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
         cpu_burst=burst,
         eviction=eviction,
         cpu_guard=guard,
+        annotated_guard=frozenset(
+            each.path.removeprefix(_GUARD_PART)
+            for each in message.strategies
+            if each.provenance.source == _ANNOTATION and each.path.startswith(_GUARD_PART)
+        ),
         is_boosted=_STARTUP_BOOST in message.policies,
         created_s=message.created_at.ToMicroseconds() / 1e6 if message.HasField("created_at") else None,
         katalyst=_katalyst(message.katalyst) if message.HasField("katalyst") else None,

@@ -58,10 +58,8 @@ class MetricsListener:
         self.close()
         parsed = tcp_address(address)
         if parsed is not None:
-            from prometheus_client import (
-                make_wsgi_app,
-                start_http_server,
-            )  # Takes long to import, and is off by default.
+            # Takes long to import, and is off by default.
+            from prometheus_client import make_wsgi_app, start_http_server
             from prometheus_client.core import CollectorRegistry
 
             registry = CollectorRegistry()

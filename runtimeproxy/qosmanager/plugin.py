@@ -135,7 +135,8 @@ class Decision(NamedTuple, Generic[StateT]):
     problem: str = ""
     """Why it cannot do what it is for, for status and its exit code; empty if it can."""
     is_guarding: bool = False
-    """Whether it bounds BE pods by what others feel: CPU suppress claims nothing meanwhile."""
+    """Whether it bounds BE pods by what others feel or felt until just now: CPU suppress claims nothing
+    meanwhile."""
     waiting_pods: frozenset[str] = frozenset()
     """Uids of pods that wait for CPUs longer than they may: start-up boosts of other pods end."""
 

@@ -107,6 +107,8 @@ class Pod:
     eviction: PodEviction = field(default_factory=PodEviction)
     cpu_guard: PodCpuGuard = field(default_factory=PodCpuGuard)
     """With the pod's own annotation."""
+    annotated_guard: frozenset[str] = frozenset()
+    """The fields of `cpu_guard` that the pod's own annotation gives."""
     is_boosted: bool = False
     """Whether a container of it starts with a larger limit than its own."""
     created_s: float | None = None
@@ -463,7 +465,8 @@ class Snapshot:
     """The bound of CPU suppress on all BE pods, by its effective claims; None: it bounds nothing. That of the
     CPU guard is none: it follows from load to load."""
     is_guarded: bool = False
-    """Whether the CPU guard bounds BE pods by what others feel: CPU suppress claims nothing meanwhile."""
+    """Whether the CPU guard bounds BE pods, by what others feel or felt until just now: CPU suppress claims
+    nothing meanwhile."""
     source: SnapshotSource | None = field(default=None, repr=False, compare=False)
     """None: it was not made of messages, as in tests."""
 

@@ -2,10 +2,10 @@
 
 As in containerd: plugins are asked one after the other, in the order of their indices, one request at a time
 on the whole node. One that does not answer in time, or breaks the protocol, is dropped, and the request goes
-on without it; an error of a plugin fails the request. A plugin that connects is configured and synchronized
-first.
+on without it, unless it validates; an error of a plugin fails the request. A plugin that connects is
+configured and synchronized first.
 
-Source: github.com/containerd/nri v0.12.5, pkg/adaptation.
+Source: github.com/containerd/nri v0.12.5, pkg/adaptation; validators as in v0.12.3, which containerd 2.4 has.
 """
 
 from __future__ import annotations
@@ -133,6 +133,10 @@ class _Plugin:
     policy: nri.FailurePolicy = field(default_factory=nri.FailurePolicy)
     registered: Future[None] = field(default_factory=Future)
 
+    def wants(self, event: nri.Event.ValueType) -> bool:
+        """Whether it is asked about an event."""
+        return bool(self.events >> (event - 1) & 1)
+
 
 class _StartError(Exception):
     """A plugin cannot be taken; the text says why."""
@@ -170,6 +174,8 @@ class NriAdaptation:
         self._connections: set[NriConnection | HostilePeer] = set()
         self._is_empty: asyncio.Event
         self._plugins: list[_Plugin] = []
+        # Those of the end of the last event: one that has gone since then is asked, and fails a creation.
+        self._validators: list[_Plugin] = []
         # Held during each request; the second one while a plugin is started.
         self._serial = threading.Lock()
         self._starting = threading.Lock()
@@ -248,10 +254,33 @@ class NriAdaptation:
         """
         with self._serial:
             for plugin in list(self._plugins):
-                if plugin.events >> (event - 1) & 1 and plugin.connection.is_open:
+                if plugin.wants(event) and plugin.connection.is_open:
                     reply = self._relay(plugin, event, request(), reply_type)
                     if reply is not None:
                         on_reply(plugin.name, reply)
+            if event != nri.CREATE_CONTAINER:
+                self._note_validators()
+
+    def validate(self, request: nri.ValidateContainerAdjustmentRequest) -> None:
+        """Asks all validators about what plugins have made of a container.
+
+        Raises:
+            CallError: One of them rejects it, or has not answered, whatever its failure policy.
+        """
+        reply_type = nri.ValidateContainerAdjustmentResponse
+        with self._serial:
+            try:
+                for plugin in self._validators:
+                    reply = self._relay(plugin, nri.VALIDATE_CONTAINER_ADJUSTMENT, request, reply_type)
+                    if reply is not None and reply.reject:
+                        raise CallError("UNKNOWN", f"validator rejected container adjustment: {reply.reason}")
+            finally:
+                self._note_validators()
+
+    def _note_validators(self) -> None:
+        self._validators = [
+            each for each in list(self._plugins) if each.wants(nri.VALIDATE_CONTAINER_ADJUSTMENT)
+        ]
 
     def _relay(
         self, plugin: _Plugin, event: nri.Event.ValueType, request: Message, reply_type: type[ReplyT]
@@ -269,7 +298,7 @@ class NriAdaptation:
             text = f"plugin {plugin.name} did not answer {method}: {str(error) or 'late'}"
             if not (isinstance(error, TimeoutError) and plugin.policy.keep_connected):
                 self._drop(plugin, text)
-            if plugin.policy.fail_request:
+            if plugin.policy.fail_request or event == nri.VALIDATE_CONTAINER_ADJUSTMENT:
                 raise CallError("UNKNOWN", text) from None
         except NriCallError as error:
             raise CallError("UNKNOWN", error.reason) from None
@@ -321,6 +350,7 @@ class NriAdaptation:
             self._server = None
         self.socket_path.unlink(missing_ok=True)
         self._plugins.clear()
+        self._validators.clear()
         for connection in list(self._connections):
             connection.close()
         # The loop makes a task of a client that it has just accepted.
@@ -411,6 +441,7 @@ class NriAdaptation:
             self.on_synchronized()
             self._plugins.append(plugin)
             self._plugins.sort(key=lambda each: each.name[:2])
+            self._note_validators()
             if not plugin.connection.is_open:
                 self._on_closed(plugin, "while it was started")
         self.record.notify()

@@ -270,12 +270,7 @@ class NriRuntimeState(RuntimeState):
             plugins=[nri.PluginInstance(index=each[:2], name=each[3:]) for each in asked],
         )
         request.owners.owners[spec.id].CopyFrom(owners.message())
-        replies = self.nri.ask(
-            nri.VALIDATE_CONTAINER_ADJUSTMENT, request, nri.ValidateContainerAdjustmentResponse
-        )
-        for reply in replies:
-            if reply.reject:
-                raise CallError("UNKNOWN", f"validator rejected container adjustment: {reply.reason}")
+        self.nri.validate(request)
         return updates.by_id.values()
 
     def _update(self, container: FakeContainer, resources: Resources, annotations: Mapping[str, str]) -> None:

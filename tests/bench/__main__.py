@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import beside, datapath, lifetime, managed, pooled, samples, storm, table, watched
+from tests.bench import beside, datapath, guarded, lifetime, managed, pooled, samples, storm, table, watched
 from tests.bench.bench import Bench, Options
 from tests.bench.evaluated import EvaluatedRow
 from tests.bench.held import HeldRows
@@ -37,6 +37,8 @@ ROWS = (
     "storm",
     "samples",
     "pooled",
+    "guarded",
+    "guarded-threads",
     "start",
     "memory",
 )
@@ -97,6 +99,8 @@ def _rows(wanted: Sequence[str]) -> dict[str, Row]:
         "storm": storm.rows,
         "samples": samples.rows,
         "pooled": pooled.rows,
+        "guarded": guarded.pressures,
+        "guarded-threads": guarded.threads,
         "start": lifetime.start,
         "memory": lifetime.memory,
     }
@@ -144,7 +148,9 @@ def _parser() -> argparse.ArgumentParser:
         help="rounds of the rows `beside`, `watched`, `managed` and `storm`, all in the first round (15; 2)",
     )
     parser.add_argument(
-        "--storm-pods", type=int, help="pods of the rows `storm`, `managed`, `samples` and `pooled` (250; 20)"
+        "--storm-pods",
+        type=int,
+        help="pods of the rows `storm`, `managed`, `samples`, `pooled` and `guarded` (250; 20)",
     )
     parser.add_argument("--quick", action="store_true", help="short rounds: under a minute, rough figures")
     parser.add_argument(

@@ -21,29 +21,24 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, get_args
 
 from cri_api.runtime.v1 import api_pb2 as cri
-from cri_api.runtimeproxy.v1 import api_pb2 as api
-from cri_api.runtimeproxy.v1 import api_pb2_grpc
 from runtimeproxy.slo.names import STARTUP_BOOST
 from tests.e2e.koordinator import qos
-from tests.kubernetes.api_server import ApiServer
 from tests.lab import cgroup_v1
+from tests.lab.boosts import QUOTA, BoostNode, idle_procfs
 from tests.lab.containerd import Containerd
 from tests.lab.containerd_config import Nri
-from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.cri_client import CALL_TIMEOUT_S
 from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod, running_pod, start_container
-from tests.lab.pods import NAMESPACE, ContainerSpec, PodSpec, sandbox_config
+from tests.lab.pods import ContainerSpec, PodSpec, sandbox_config
 from tests.lab.programs import REPOSITORY, ContainerdVersion, debian_program
-from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
 PARTS: Final = ("gain", "ends", "crowd", "restarts")
-QUOTA: Final = "cpu.cfs_quota_us"
 LIMIT_US: Final = 50_000
 LIMIT: Final = cri.LinuxContainerResources(cpu_shares=512, cpu_period=100_000, cpu_quota=LIMIT_US)
 PERCENT: Final = 400
@@ -58,108 +53,29 @@ QUIET_S: Final = 15.0
 SETTLE_S: Final = 12.0
 """Between two starts: the node's idle CPUs are those since the last look."""
 LOOK_S: Final = 0.002
-CONFIG: Final = """
-[daemon]
-mode = "{mode}"
-lock = "{folder}/front-end.lock"
-[nri]
-socket = "{nri}"
-[policies.startup-boost]
-enabled = true
-[kubernetes]
-enabled = true
-kubeconfig = "{kubeconfig}"
-[slo]
-start_spread_s = 0
-[node]
-name = "boosts"
-procfs_root = "{procfs}"
-"""
-IDLE_CPUS: Final = 8
-"""Of the node of parts that do not measure how much is given, whatever else this machine does."""
 REAL_IDLE: Final = ("gain", "crowd")
+"""Parts that measure how much is given; in the others CPUs are idle whatever else this machine does."""
 
 
-@dataclass
-class Bench:
-    """A runtime, a daemon and an API server; pods are made through `client`."""
+class Bench(BoostNode):
+    """With pods that have a limit.
 
-    folder: Path
-    daemon: ProxyProcess
-    server: ApiServer
-    client: CriClient
+    Attributes:
+        folder: For all files.
+    """
 
     def __init__(
         self, stack: ExitStack, version: ContainerdVersion, mode: str, *, has_real_idle: bool
     ) -> None:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="boost-", dir="/tmp")))
-        self.server = stack.enter_context(ApiServer())
-        self.server.put("/api/v1/namespaces/koordinator-system/configmaps", "slo-controller-config", data={})
-        self.server.put("/api/v1/nodes", "boosts", status={})
         runtime = stack.enter_context(Containerd(version, Nri() if mode == "nri" else None))
         procfs = Path("/proc") if has_real_idle else idle_procfs(self.folder)
-        config = CONFIG.format(
-            mode=mode,
-            folder=self.folder,
-            procfs=procfs,
-            nri=runtime.nri_socket,
-            kubeconfig=self.server.kubeconfig(self.folder),
-        )
-        options = ProxyOptions(str(runtime.socket), config=config)
-        self.daemon = stack.enter_context(ProxyProcess(self.folder, options))
-        socket = self.daemon.socket if mode == "proxy" else runtime.socket
-        self.client = stack.enter_context(CriClient(socket))
-        self.is_nri = mode == "nri"
-        self._sequence = 0
-        self.wait_until_ready()
-
-    def wait_until_ready(self) -> None:
-        wait_until(lambda: self.status().records.is_recovered, "the records")
-        if self.is_nri:
-            wait_until(lambda: self.status().nri.is_connected, "the runtime")
-
-    def status(self) -> api.GetStatusResponse:
-        with CriClient(self.daemon.socket) as client:
-            stub = api_pb2_grpc.RuntimeProxyStub(client.channel)
-            return stub.GetStatus(api.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
-
-    @property
-    def starts(self) -> api.StartsStatus:
-        return self.status().ledger.starts
-
-    def report_waiting(self, uids: Sequence[str]) -> None:
-        """What cpu-guard says of pods that wait for CPUs."""
-        self._sequence += 1
-        request = api.SetClaimsRequest(
-            owner="cpu-guard", session="bench", sequence=self._sequence, is_whole=True, waiting_pods=uids
-        )
-        with CriClient(self.folder / "admin" / "api.sock") as client:
-            api_pb2_grpc.AdminStub(client.channel).SetClaims(request, timeout=CALL_TIMEOUT_S)
-
-    def put_pod(self, pod: RunningPod, *, is_ready: bool) -> None:
-        """What the API server says of it."""
-        status = {"name": "main", "ready": is_ready, "containerID": f"containerd://{pod.container_id()}"}
-        self.server.put(
-            "/api/v1/pods",
-            pod.spec.name,
-            metadata={"namespace": NAMESPACE, "uid": pod.spec.uid, "annotations": dict(pod.spec.annotations)},
-            spec={"nodeName": "boosts", "containers": [{"name": "main", "readinessProbe": {"exec": {}}}]},
-            status={"phase": "Running", "containerStatuses": [status]},
-        )
+        super().__init__(stack, self.folder, runtime, mode, procfs)
 
     def run(self, stack: ExitStack, spec: PodSpec) -> RunningPod:
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
         return stack.enter_context(running_pod(self.client, spec, logs, {QUOTA: str(LIMIT_US)}))
-
-
-def idle_procfs(folder: Path) -> Path:
-    """A folder in which all of `IDLE_CPUS` have been idle since the boot."""
-    made = folder / "proc"
-    made.mkdir()
-    lines = (f"cpu{each} 0 0 0 100" for each in range(IDLE_CPUS))
-    (made / "stat").write_text("\n".join([f"cpu  0 0 0 {100 * IDLE_CPUS} 0 0 0 0 0 0", *lines, ""]))
-    return made
 
 
 def pod_of(

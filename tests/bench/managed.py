@@ -6,11 +6,12 @@ throttled; one manager, which is stopped (SIGSTOP) in the rounds without it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -55,7 +56,7 @@ def rows(bench: Bench, turn: int) -> None:
         # As many CPUs as this machine has, whose usage is what the manager sees.
         node.objects.node(capacity={"cpu": str(os.cpu_count()), "memory": "256Gi"})
         node.objects.strategies(STRATEGIES)
-        stack.enter_context(throttled(_with_samples(node.files)))
+        stack.enter_context(throttled(with_samples(node.files)))
         config = folder / "node" / "proxy" / "config.toml"
         manager = stack.enter_context(ManagerProcess(folder, config, Path(node.process.socket)))
         try:
@@ -121,7 +122,7 @@ def _round(bench: Bench, node: Node, manager: ManagerProcess, *, is_managed: boo
     return sorted(latencies)
 
 
-def _with_samples(files: CgroupFiles) -> list[Path]:
+def with_samples(files: CgroupFiles) -> list[Path]:
     """Gives all cgroups the files that samples are read from; returns those of the containers."""
     containers: list[Path] = []
     for folder, below, _ in os.walk(files.root / "kubepods"):
@@ -135,19 +136,30 @@ def _with_samples(files: CgroupFiles) -> list[Path]:
 @contextmanager
 def throttled(containers: Sequence[Path]) -> Iterator[None]:
     """Has some containers throttled in each period, as long as the block runs."""
+    seconds = itertools.count(1)
+
+    def throttle() -> None:
+        second = next(seconds)
+        periods, used_us = second * _PERIODS_PER_S, second * 1_000_000
+        text = V2_FILES["cpu.stat"].replace("usage_usec 1", f"usage_usec {used_us}")
+        text = text.replace("nr_periods 0", f"nr_periods {periods}")
+        text = text.replace("nr_throttled 0", f"nr_throttled {periods}")
+        for folder in containers[::_THROTTLED]:
+            # In place: the manager keeps the files open.
+            (folder / "cpu.stat").write_text(text)
+
+    with repeated(throttle, 1.0):
+        yield
+
+
+@contextmanager
+def repeated(work: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Does something again and again in a thread, as long as the block runs."""
     ended = threading.Event()
 
     def run() -> None:
-        seconds = 0
-        while not ended.wait(1.0):
-            seconds += 1
-            periods, used_us = seconds * _PERIODS_PER_S, seconds * 1_000_000
-            text = V2_FILES["cpu.stat"].replace("usage_usec 1", f"usage_usec {used_us}")
-            text = text.replace("nr_periods 0", f"nr_periods {periods}")
-            text = text.replace("nr_throttled 0", f"nr_throttled {periods}")
-            for folder in containers[::_THROTTLED]:
-                # In place: the manager keeps the files open.
-                (folder / "cpu.stat").write_text(text)
+        while not ended.wait(every_s):
+            work()
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ from runtimeproxy.units import format_cpu_list
 from runtimeproxy.vocabulary import MetricsSource
 from tests.bench import names
 from tests.bench.bench import Bench
-from tests.bench.managed import throttled
+from tests.bench.managed import repeated, throttled
 from tests.bench.pass_counter import PassCounter
 from tests.bench.procfs import cpu_ns, rss_bytes
 from tests.bench.samples import cgroups, has_v1
@@ -117,7 +118,8 @@ def _measure(bench: Bench, version: int, folder: Path) -> None:
         if version == 2:
             (root / "cgroup.controllers").write_text("cpu memory io\n")
             stack.enter_context(throttled([root / each for each in containers]))
-        daemon = stack.enter_context(_daemon(folder / "api.sock", top, version, len(pods)))
+        filled = partial(fill, top=top, version=version, pods=len(pods))
+        daemon = stack.enter_context(daemon_of(folder / "api.sock", filled))
         url = stack.enter_context(_malachite(mounts, [f"/{each}" for each in paths]))
         config = folder / "config.toml"
 
@@ -134,7 +136,7 @@ def _measure(bench: Bench, version: int, folder: Path) -> None:
 
         configure(MetricsSource.KERNEL)
         manager = stack.enter_context(ManagerProcess(folder, config, folder / "proxy.sock"))
-        _wait_for(manager, _DECIDES)
+        wait_for_state(manager, _DECIDES)
         for source in MetricsSource:
             if source is not MetricsSource.KERNEL:
                 configure(source)
@@ -148,7 +150,8 @@ def _measure(bench: Bench, version: int, folder: Path) -> None:
             bench.results.add(names.POOLED, PROXY, {f"MiB, {suffix}": memory})
 
 
-def _wait_for(manager: ManagerProcess, state: str) -> None:
+def wait_for_state(manager: ManagerProcess, state: str) -> None:
+    """Waits until its status begins so. Raises LoadError."""
     try:
         manager.wait_for_state(state)
     except (TimeoutError, ChildProcessError) as error:
@@ -175,8 +178,8 @@ def _passes(daemon: FakeDaemon) -> int:
 
 
 @contextmanager
-def _daemon(socket: Path, top: str, version: int, pods: int) -> Iterator[FakeDaemon]:
-    """Serves the API with pods in pools, in a thread of its own."""
+def daemon_of(socket: Path, give: Callable[[FakeDaemon], None]) -> Iterator[FakeDaemon]:
+    """Serves the API, with what `give` gives it, in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -184,7 +187,7 @@ def _daemon(socket: Path, top: str, version: int, pods: int) -> Iterator[FakeDae
 
     async def start() -> None:
         made.append(FakeDaemon(socket))
-        _fill(made[0], top, version, pods)
+        give(made[0])
         await made[0].start()
 
     def run(work: Callable[[], object]) -> None:
@@ -206,8 +209,8 @@ def _cpus(numa_nodes: Sequence[int], first: int, count: int) -> str:
     return format_cpu_list(node * size + each for node in numa_nodes for each in range(first, first + count))
 
 
-def _fill(daemon: FakeDaemon, top: str, version: int, pods: int) -> None:
-    """A third of the pods is reclaimed, a third in the pool `share`, a third bound to NUMA node 3."""
+def fill(daemon: FakeDaemon, top: str, version: int, pods: int) -> None:
+    """Gives it a node with pods: a third is reclaimed, one in the pool `share`, one bound to NUMA node 3."""
     node, size = daemon.node, CPUS // NUMA_NODES
     for cpu in range(CPUS):
         numa_node = cpu // size
@@ -281,7 +284,7 @@ def _add_pod(daemon: FakeDaemon, top: str, number: int, pools: Mapping[str, str]
 @contextmanager
 def _malachite(mounts: Mapping[str, Mount], paths: Sequence[str]) -> Iterator[str]:
     """A Malachite that has read everything a few seconds ago."""
-    ended, answers = threading.Event(), dict[str, bytes]()
+    answers = dict[str, bytes]()
     files = Files(mounts)
 
     def refresh() -> None:
@@ -294,23 +297,13 @@ def _malachite(mounts: Mapping[str, Mount], paths: Sequence[str]) -> Iterator[st
             padding = {f"other_{number}": number * 1_000_003 for number in range(250)}
             answers[name] = _bytes_of({**document, "other": padding})
 
-    def keep() -> None:
-        while not ended.wait(_REFRESH_S):
-            refresh()
-
     def answer(output: Output, path: str) -> None:
         name = path.partition("=")[2] or path.rpartition("/")[2]
         output.write(answers.get(name) or http_answer(b"", "404 Not Found"))
 
     refresh()
-    thread = threading.Thread(target=keep)
-    thread.start()
-    try:
-        with MalachiteServer(answer) as server:
-            yield server.url
-    finally:
-        ended.set()
-        thread.join()
+    with repeated(refresh, _REFRESH_S), MalachiteServer(answer) as server:
+        yield server.url
 
 
 def _bytes_of(document: Mapping[str, object]) -> bytes:

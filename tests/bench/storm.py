@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -193,7 +194,9 @@ def _beside(node: Node, length_s: float) -> list[float]:
     return latencies_us
 
 
-def node_with_pods(bench: Bench, stack: ExitStack, folder: Path, config: str) -> Node:
+def node_with_pods(
+    bench: Bench, stack: ExitStack, folder: Path, config: str, classes: Sequence[str] = _CLASSES
+) -> Node:
     """Starts a daemon and runs the pods through it, so that it knows what the kubelet asked for."""
     folder.mkdir()
     files = CgroupFiles(folder / "cgroup", version=2)
@@ -216,15 +219,14 @@ def node_with_pods(bench: Bench, stack: ExitStack, folder: Path, config: str) ->
     requests: dict[tuple[str, str], dict[str, str]] = {}
     with CriClient(Path(process.socket)) as client:
         for number in range(bench.options.storm_pods):
-            uid = _run_pod(client, number)
+            uid = _run_pod(client, number, classes[number % len(classes)])
             requests |= {(uid, name): {"memory": f"{_REQUEST_MIB}Mi"} for name in _CONTAINERS}
     kubelet_files(folder / "kubelet", requests)
     return Node(process, runtime, files, objects)
 
 
-def _run_pod(client: CriClient, number: int) -> str:
+def _run_pod(client: CriClient, number: int, qos: str) -> str:
     """Runs a pod as the kubelet does; returns its uid."""
-    qos = _CLASSES[number % len(_CLASSES)]
     annotations = EXTENDED_RESOURCES if qos == "BE" else {}
     pod = pod_sandbox_config(f"storm-{number:03}", qos=qos, annotations=annotations)
     resources = api_pb2.LinuxContainerResources(

@@ -22,6 +22,7 @@ def test_the_defaults() -> None:
             "socket": "/var/run/nri/nri.sock",
             "plugin_name": "koord-runtime-proxy",
             "plugin_index": "50",
+            "learn_owners": False,
         },
         "proxy": {
             "endpoint": "/var/run/koord-runtimeproxy/runtimeproxy.sock",

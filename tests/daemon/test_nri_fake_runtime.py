@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from cri_api.nri.v1alpha1 import api_pb2 as nri
@@ -22,8 +25,10 @@ from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, Pod, batch_pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
+from tests.testing.nri_plugin import registered
 
 PLUGIN = "50-koord-runtime-proxy"
+CREATIONS = 1 << (nri.CREATE_CONTAINER - 1)
 MEMORY_BYTES = 128 << 20
 
 
@@ -130,6 +135,38 @@ def test_what_is_made_right_after_the_synchronization_gets_its_values(
     state.nri.on_synchronized = lambda: None
     path = state.cgroup_path(made[0].container)
     wait_until(lambda: cgroup_files.read(path, "cpu.max").startswith("50000"), "the quota by file")
+
+
+@pytest.mark.parametrize("learns_owners", [False, True])
+async def test_a_daemon_that_hangs_fails_a_creation_only_if_it_validates(
+    learns_owners: bool,
+    daemons: Daemons,
+    state: NriRuntimeState,
+    configuration: str,
+    kubelet: CriClient,
+) -> None:
+    state.nri.options = NriOptions(request_timeout_s=1.0)
+    config = f"{configuration}learn_owners = {str(learns_owners).lower()}\n"
+    daemon = await asyncio.to_thread(daemons.start, config)
+    await asyncio.to_thread(state.nri.wait_for_plugins, PLUGIN)
+    async with registered(state.nri.socket_path, "later", "90", CREATIONS) as later:
+        await asyncio.to_thread(state.nri.wait_for_plugins, PLUGIN, "90-later")
+        pod = await asyncio.to_thread(lambda: batch_pod(kubelet, "web").run())
+
+        def hang(_: nri.CreateContainerRequest) -> nri.CreateContainerResponse:
+            daemon.signal(signal.SIGSTOP)
+            return nri.CreateContainerResponse()
+
+        later.answers["CreateContainer"] = hang
+        try:
+            if learns_owners:
+                with pytest.raises(grpc.RpcError, match="did not answer ValidateContainerAdjustment"):
+                    await asyncio.to_thread(pod.create)
+            else:
+                await asyncio.to_thread(pod.create)
+        finally:
+            daemon.signal(signal.SIGCONT)
+    assert len(state.containers) == (not learns_owners)
 
 
 def test_an_old_runtime(

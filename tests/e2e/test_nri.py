@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,12 @@ import pytest
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from tests.e2e.koordinator import extended_resources, qos
 from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE, as_resources, on_this_machine
+from tests.lab import cgroup_v1
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.crio import runtime_with_nri
 from tests.lab.deadline import wait_until
-from tests.lab.node import running_pod
-from tests.lab.pods import ContainerSpec, PodSpec
+from tests.lab.node import running_pod, start_container
+from tests.lab.pods import ContainerSpec, PodSpec, sandbox_config
 from tests.lab.programs import RUNTIMES_WITH_NRI
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 from tests.lab.runtime_process import RuntimeProcess
@@ -29,6 +32,7 @@ POD = PodSpec(
     extended_resources({"main": BATCH_500}),
     (ContainerSpec("main", as_resources(BEST_EFFORT)),),
 )
+SECOND = ContainerSpec("second", as_resources(BEST_EFFORT))
 
 
 @pytest.fixture(params=RUNTIMES_WITH_NRI)
@@ -69,3 +73,23 @@ def test_a_pod_starts_with_its_values(runtime: RuntimeProcess, plugin: ProxyProc
         restored = plugin.run("restore")
         assert (restored.returncode, restored.stderr) == (0, "")
         assert pod.values() == on_this_machine(BEST_EFFORT)
+
+
+def test_a_daemon_that_hangs_fails_no_creation(
+    runtime: RuntimeProcess, plugin: ProxyProcess, tmp_path: Path
+) -> None:
+    spec = replace(POD, annotations=extended_resources({"main": BATCH_500, "second": BATCH_500}))
+    wait_until(lambda: "registered with the runtime" in str(plugin.log), "the registration")
+    with (
+        CriClient(runtime.socket) as client,
+        running_pod(client, spec, tmp_path, cgroup_prefix=runtime.cgroup_prefix) as pod,
+    ):
+        config = sandbox_config(spec, str(pod.log_directory))
+        plugin.signal(signal.SIGSTOP)
+        try:
+            second = start_container(client, pod.sandbox_id, config, spec, SECOND)
+        finally:
+            plugin.signal(signal.SIGCONT)
+        cgroup = f"{spec.cgroup_parent}/{runtime.cgroup_prefix}{second}"
+        wanted = on_this_machine(HALF_A_CORE)
+        wait_until(lambda: cgroup_v1.values(cgroup) == wanted, "its values by file")

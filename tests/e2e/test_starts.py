@@ -4,66 +4,43 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2 as api
-from cri_api.runtimeproxy.v1 import api_pb2_grpc
 from runtimeproxy.slo.names import STARTUP_BOOST
 from tests.e2e.koordinator import qos
-from tests.kubernetes.api_server import ApiServer
 from tests.lab import cgroup_v1
+from tests.lab.boosts import QUOTA, BoostNode, idle_procfs
 from tests.lab.containerd import Containerd
-from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.cri_client import CALL_TIMEOUT_S
 from tests.lab.crio import runtime_with_nri
 from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod, running_pod, start_container, update_resources
-from tests.lab.pods import NAMESPACE, ContainerSpec, PodSpec, sandbox_config
-from tests.lab.proxy_process import ProxyOptions, ProxyProcess
+from tests.lab.pods import ContainerSpec, PodSpec, sandbox_config
 from tests.lab.runtime_process import RuntimeProcess
 
-QUOTA: Final = "cpu.cfs_quota_us"
 LIMIT: Final = cri.LinuxContainerResources(cpu_shares=512, cpu_period=100_000, cpu_quota=5_000)
 LIMITED: Final = ("5000", "5000")
 BOOSTED: Final = ("10000", "10000")
 """Of container and pod, with 200 percent."""
 BUSY: Final = ("/bin/sh", "-c", "while :; do :; done")
 """Never below 80 percent of its small limit, on the busiest machine."""
-CONFIG: Final = """
-[daemon]
-mode = "{mode}"
-lock = "{folder}/front-end.lock"
-[nri]
-socket = "{nri}"
-[policies.startup-boost]
-enabled = true
-[kubernetes]
-enabled = true
-kubeconfig = "{kubeconfig}"
-[slo]
-start_spread_s = 0
-[node]
-name = "boosts"
-procfs_root = "{folder}/proc"
-"""
 
 
-@dataclass
-class Scene:
-    """A real runtime, and a daemon in one mode that knows 8 idle CPUs and an API server."""
+class Scene(BoostNode):
+    """With pods that have a boost, and claims on the quota of others."""
 
-    runtime: RuntimeProcess
-    daemon: ProxyProcess
-    server: ApiServer
-    client: CriClient
-    logs: Path
-    sequences: dict[str, int] = field(default_factory=dict)
+    def __init__(
+        self, stack: ExitStack, folder: Path, runtime: RuntimeProcess, mode: str, logs: Path
+    ) -> None:
+        super().__init__(stack, folder, runtime, mode, idle_procfs(folder))
+        self._logs = logs
 
     def pod(self, name: str, max_seconds: int = 600) -> PodSpec:
         boost = {STARTUP_BOOST: json.dumps({"limitPercent": 200, "maxSeconds": max_seconds})}
@@ -73,61 +50,21 @@ class Scene:
         """As the kubelet does, with the pod's quota."""
         files = {QUOTA: LIMITED[1]}
         prefix = self.runtime.cgroup_prefix
-        return stack.enter_context(running_pod(self.client, spec, self.logs, files, prefix))
-
-    def put_pod(self, pod: RunningPod, *, is_ready: bool) -> None:
-        """What the API server says of it."""
-        status = {"name": "main", "ready": is_ready, "containerID": f"containerd://{pod.container_id()}"}
-        self.server.put(
-            "/api/v1/pods",
-            pod.spec.name,
-            metadata={"namespace": NAMESPACE, "uid": pod.spec.uid, "annotations": dict(pod.spec.annotations)},
-            spec={"nodeName": "boosts", "containers": [{"name": "main", "readinessProbe": {"exec": {}}}]},
-            status={"phase": "Running", "containerStatuses": [status]},
-        )
-
-    def status(self) -> api.GetStatusResponse:
-        with CriClient(self.daemon.socket) as client:
-            stub = api_pb2_grpc.RuntimeProxyStub(client.channel)
-            return stub.GetStatus(api.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+        return stack.enter_context(running_pod(self.client, spec, self._logs, files, prefix))
 
     def ended(self, cause: str) -> bool:
         """Whether the log says that a boost has ended so."""
         end = f"has ended: {cause}"
         return any(str(record["message"]).endswith(end) for record in self.daemon.log_records)
 
-    def admin(self, call: Callable[[api_pb2_grpc.AdminStub], Any]) -> Any:
-        with CriClient(self.daemon.socket.parent / "admin" / "api.sock") as client:
-            return call(api_pb2_grpc.AdminStub(client.channel))
-
     def claim(
         self, owner: str, target: api.ClaimTarget, role: api.ExplainedClaim.Role.ValueType, value: str
     ) -> None:
         """Claims this quota, and nothing else."""
-        self.sequences[owner] = self.sequences.get(owner, 0) + 1
         key = api.ClaimKey(target=target, field=QUOTA, role=role)
-        request = api.SetClaimsRequest(
-            owner=owner,
-            session="test",
-            sequence=self.sequences[owner],
-            is_whole=True,
-            claims=[api.Claim(key=key, value=value)] if value else [],
-        )
-        answer = self.admin(lambda stub: stub.SetClaims(request, timeout=CALL_TIMEOUT_S))
+        answer = self.set_claims(owner, [api.Claim(key=key, value=value)] if value else [])
         assert answer.outcome == api.SetClaimsResponse.OUTCOME_TAKEN
         assert not answer.refused
-
-    def report_waiting(self, uids: list[str]) -> None:
-        """What cpu-guard says of pods that wait for CPUs."""
-        self.sequences["cpu-guard"] = self.sequences.get("cpu-guard", 0) + 1
-        request = api.SetClaimsRequest(
-            owner="cpu-guard",
-            session="test",
-            sequence=self.sequences["cpu-guard"],
-            is_whole=True,
-            waiting_pods=uids,
-        )
-        self.admin(lambda stub: stub.SetClaims(request, timeout=CALL_TIMEOUT_S))
 
 
 @pytest.fixture(
@@ -139,26 +76,9 @@ def scene(
 ) -> Iterator[Scene]:
     mode: str = request.param
     own = Path(tempfile.mkdtemp(dir=folder))
-    (own / "proc").mkdir()
-    # Since the boot all were idle.
-    cpus = "".join(f"cpu{each} 0 0 0 100\n" for each in range(8))
-    (own / "proc" / "stat").write_text(f"cpu  0 0 0 800 0 0 0 0 0 0\n{cpus}")
     with ExitStack() as stack:
-        server = stack.enter_context(ApiServer())
-        server.put("/api/v1/namespaces/koordinator-system/configmaps", "slo-controller-config", data={})
-        server.put("/api/v1/nodes", "boosts", status={})
         runtime = stack.enter_context(runtime_with_nri("2.2") if mode == "nri" else Containerd("1.6"))
-        config = CONFIG.format(
-            mode=mode, folder=own, nri=runtime.nri_socket, kubeconfig=server.kubeconfig(own)
-        )
-        daemon = stack.enter_context(ProxyProcess(own, ProxyOptions(str(runtime.socket), config=config)))
-        socket = daemon.socket if mode == "proxy" else runtime.socket
-        client = stack.enter_context(CriClient(socket))
-        made = Scene(runtime, daemon, server, client, tmp_path_factory.mktemp("logs"))
-        wait_until(lambda: made.status().records.is_recovered, "the records")
-        if mode == "nri":
-            wait_until(lambda: made.status().nri.is_connected, "the runtime")
-        yield made
+        yield Scene(stack, own, runtime, mode, tmp_path_factory.mktemp("logs"))
 
 
 WITH_CALLS: Final = pytest.mark.parametrize(
@@ -200,7 +120,7 @@ def test_a_boost_outlives_the_daemon_and_updates_and_ends_when_it_is_ready(
     scene.daemon.kill()
     assert quotas(pod) == BOOSTED
     scene.daemon.start()
-    wait_until(lambda: scene.status().ledger.starts.boosts, "the boost after a kill")
+    wait_until(lambda: scene.starts.boosts, "the boost after a kill")
     assert quotas(pod) == BOOSTED
     scene.put_pod(pod, is_ready=True)
     wait_for(pod, LIMITED, "the limit")
@@ -230,14 +150,14 @@ def test_pressure_and_time(scene: Scene, stack: ExitStack) -> None:
     # Its own wait is no reason.
     scene.report_waiting([pod.spec.uid])
     short = scene.run(stack, scene.pod("short", max_seconds=1))
-    wait_until(lambda: scene.status().ledger.starts.not_boosted or scene.ended("time"), "its end")
+    wait_until(lambda: scene.starts.not_boosted or scene.ended("time"), "its end")
     wait_for(short, LIMITED, "the limit")
     assert quotas(pod) == BOOSTED
     scene.report_waiting([pod.spec.uid, "another"])
     wait_for(pod, LIMITED, "the limit")
     assert scene.ended("pressure")
     late = scene.run(stack, scene.pod("late"))
-    wait_until(lambda: any(each.waits == "pressure" for each in scene.status().ledger.starts.boosts), "it")
+    wait_until(lambda: any(each.waits == "pressure" for each in scene.starts.boosts), "it")
     assert quotas(late) == LIMITED
     scene.report_waiting([])
     wait_for(late, BOOSTED, "the boost")
@@ -272,9 +192,7 @@ def test_a_crash_loop_has_three_boosts(scene: Scene, stack: ExitStack) -> None:
         if number < 3:
             wait_for(now, BOOSTED, f"boost {number}")
         else:
-            wait_until(
-                lambda: any(each.waits == "often" for each in scene.status().ledger.starts.boosts), "why not"
-            )
+            wait_until(lambda: any(each.waits == "often" for each in scene.starts.boosts), "why not")
             assert quotas(now) == LIMITED
             break
         runtime = scene.client.runtime

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from tests.effect import waits
 from tests.effect.measure import UNIFIED, cost_of_requests, measured, sending
 from tests.effect.node import CPUS, Load, Node, frozen, own_cgroups
 from tests.effect.product import LEARNING_S, NAMES, Product, Way, way
@@ -45,6 +46,8 @@ class Options:
     seconds: float
     learns: bool
     settle: float
+    traced_s: float
+    """In the first round of each way: how long the scheduler is recorded before the measurement."""
     output: Path
 
 
@@ -93,10 +96,20 @@ def _run_load(
             with sending(node, rate, LONGEST_S):
                 running.enter_context(product.running(each))
                 time.sleep(SETTLE_S.get(each.name, _OTHER_SETTLE_S) * options.settle)
+                if options.traced_s and number == 0:
+                    _trace(options, load, each)
             found = measured(node, product, each, number, rate, options.seconds)
         found = replace(found, problems=[*found.problems, *product.problems])
         results.add(found)
         print(_line(found), flush=True)
+
+
+def _trace(options: Options, load: Load, each: Way) -> None:
+    found = waits.table(waits.recorded(options.traced_s), options.traced_s)
+    text = f"Waits of the LS pod's threads, load {load.name}, {each.text}:\n\n{found}\n"
+    with (options.output / "waits.md").open("a") as file:
+        print(text, file=file)
+    print(text, flush=True)
 
 
 def _prepared(node: Node, results: Results) -> float:
@@ -201,7 +214,7 @@ def main() -> None:
     parser.add_argument(
         "--ways",
         default=",".join(NAMES),
-        help="suppress:THRESHOLD-PERCENT and feedback:TARGET-MS are ways, too",
+        help="others: suppress:THRESHOLD-PERCENT, feedback:TARGET-MS; bound:MILLICORES, cpus:NUMBER, idle",
     )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")
@@ -222,6 +235,13 @@ def main() -> None:
     )
     parser.add_argument("--no-learning", action="store_true", help="the guard has no quiet history")
     parser.add_argument(
+        "--trace",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="before each way's first measurement: record whom the LS pod's threads wait for, by perf",
+    )
+    parser.add_argument(
         "--fresh", action="store_true", help="forget earlier results; else they are continued"
     )
     parser.add_argument("--report-only", action="store_true", help="report and plot of earlier results")
@@ -237,7 +257,8 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     file = arguments.output / "effect.jsonl"
     if arguments.fresh:
-        file.unlink(missing_ok=True)
+        for each in (file, arguments.output / "waits.md"):
+            each.unlink(missing_ok=True)
     results = Results.read(file)
     options = Options(
         loads,
@@ -246,6 +267,7 @@ def main() -> None:
         arguments.seconds,
         not arguments.no_learning,
         arguments.settle,
+        arguments.trace,
         arguments.output,
     )
     if not arguments.report_only:

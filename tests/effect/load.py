@@ -45,8 +45,8 @@ HTTP: Final = Protocol(
 PROTOCOLS: Final = {"byte": BYTE, "http": HTTP}
 
 
-class Load(NamedTuple):
-    """What one run has found; times in seconds."""
+class Sent(NamedTuple):
+    """What one run of the load generator has found; times in seconds."""
 
     latencies_s: list[float]
     """Of each request, in the order in which they were answered."""
@@ -105,7 +105,7 @@ class Generator:
         self._late_s = 0.0
         self.waiting: deque[float] = deque()
 
-    def run(self) -> Load:
+    def run(self) -> Sent:
         """Sends all requests and waits for the answers.
 
         Raises:
@@ -121,7 +121,7 @@ class Generator:
                 self._free.append(each)
             before_s = time.process_time()
             self._send_all(poll, by_number)
-            return Load(self._latencies_s, self._late_s, time.process_time() - before_s)
+            return Sent(self._latencies_s, self._late_s, time.process_time() - before_s)
 
     def _send_all(self, poll: select.epoll, by_number: dict[int, _Connection]) -> None:
         number, now, due = self._number, time.monotonic, 0

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.effect.load import Load
+from tests.effect.load import Sent
 from tests.effect.node import BE_CLASS, BENCH, CPUS, LS_CLASS, PRODUCT, SYSTEM, Node, generator_command
 from tests.effect.product import Product, Way, be_quota_us, idle_pods, way_problems
 from tests.effect.results import CURVE, PERCENTILES, Cores, Measurement, Second, percentile
@@ -114,23 +114,23 @@ def sending(node: Node, rate: float, seconds: float) -> Iterator[subprocess.Pope
         process.communicate()
 
 
-def sent(process: subprocess.Popen[bytes], seconds: float) -> Load:
+def sent(process: subprocess.Popen[bytes], seconds: float) -> Sent:
     """What the load generator has found, at its end."""
     output, _ = process.communicate(timeout=seconds + 120)
     if process.returncode:
         raise RuntimeError(f"the load generator ended with {process.returncode}")
-    return Load(**json.loads(output))
+    return Sent(**json.loads(output))
 
 
 def measured(node: Node, product: Product, way: Way, number: int, rate: float, seconds: float) -> Measurement:
     """Sends the requests of one round, and counts."""
     units, before, began_s = node.units(), counters(), time.monotonic()
     with every_second(node, product, way) as found, sending(node, rate, seconds) as process:
-        load = sent(process, seconds)
+        requests = sent(process, seconds)
     took_s = time.monotonic() - began_s
     cores = cores_between(before, counters(), took_s)
     be_per_s = (node.units() - units) / took_s
-    latencies_ms = sorted(each * 1e3 for each in load.latencies_s)
+    latencies_ms = sorted(each * 1e3 for each in requests.latencies_s)
     problems = [*node.problems(), *way_problems(way, node, found)]
     if cores.others + cores.steal > MOST_OTHERS * CPUS:
         problems.append(f"others used {cores.others:.2f} CPUs, {cores.steal:.2f} were stolen")
@@ -142,7 +142,7 @@ def measured(node: Node, product: Product, way: Way, number: int, rate: float, s
         requests=len(latencies_ms),
         curve_ms=[percentile(latencies_ms, percent) for percent in CURVE],
         percentiles_ms=[percentile(latencies_ms, percent) for percent in PERCENTILES],
-        late_ms=load.late_s * 1e3,
+        late_ms=requests.late_s * 1e3,
         be_per_s=be_per_s,
         cores=cores,
         per_second=found,
@@ -161,6 +161,6 @@ def cost_of_requests(node: Node, rate: float, seconds: float) -> Cost:
     """Measures it with nothing beside the server; to be called while BE pods are frozen."""
     before = counters()
     with sending(node, rate, seconds) as process:
-        load = sent(process, seconds)
-    number = len(load.latencies_s)
-    return Cost((counters().ls - before.ls) / number, load.cpu_s / number)
+        requests = sent(process, seconds)
+    number = len(requests.latencies_s)
+    return Cost((counters().ls - before.ls) / number, requests.cpu_s / number)

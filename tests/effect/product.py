@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -42,10 +43,12 @@ _INTO_CGROUPS: Final = 'for file in {files}; do echo $$ >$file; done; exec "$@"'
 
 @dataclass(frozen=True)
 class Way:
-    """What runs: `alone`, `nothing`, `suppress`, `protection`, `feedback`, or `bound`.
+    """What runs: `alone`, `nothing`, `suppress`, `protection`, `feedback`.
 
-    With a number behind a colon: the threshold of `suppress` in percent, the target of `feedback` in ms/s. A
-    `bound` is that of the BE class, in millicores, without the product: to see what another law could reach.
+    With a number behind a colon: the threshold of `suppress` in percent, the target of `feedback` in ms/s.
+
+    Or one of `LEVERS`, without the product: to see what another law could reach. `bound`: a quota of the BE
+    class in millicores; `cpus`: so many CPUs for it; `idle`: `cpu.idle` of the class itself.
     """
 
     text: str
@@ -81,16 +84,19 @@ class Way:
 
 NAMES: Final = ("alone", "nothing", "suppress", "protection", "feedback")
 BOUND: Final = "bound"
+LEVERS: Final = (BOUND, "cpus", "idle")
 
 
 def way(text: str) -> Way:
     """Reads a way. Raises ValueError."""
     found = Way(text)
     number = found.number
-    takes_number = found.name in ("suppress", "feedback", BOUND)
-    if found.name not in (*NAMES, BOUND) or (number is not None and not takes_number):
+    takes_number = found.name in ("suppress", "feedback", BOUND, "cpus")
+    if found.name not in (*NAMES, *LEVERS) or (number is not None and not takes_number):
         raise ValueError(text)
     if found.name == BOUND and (number is None or number < MIN_QUOTA_US / 100):
+        raise ValueError(text)
+    if found.name == "cpus" and (number is None or not 1 <= number <= CPUS):
         raise ValueError(text)
     return found
 
@@ -109,6 +115,43 @@ def bounded(millicores: int) -> Iterator[None]:
         yield
     finally:
         quota.write_text(str(UNLIMITED))
+
+
+@contextmanager
+def on_cpus(number: int) -> Iterator[None]:
+    """Leaves the BE class so many CPUs."""
+    _set_cpus(number, is_wider=False)
+    try:
+        yield
+    finally:
+        _set_cpus(CPUS, is_wider=True)
+
+
+def _set_cpus(number: int, *, is_wider: bool) -> None:
+    # Those of a cgroup are within those of its parent, at each moment.
+    for folder, _, _ in os.walk(cgroup_v1.file("cpuset", BE_CLASS, ""), topdown=is_wider):
+        (Path(folder) / "cpuset.cpus").write_text(f"0-{number - 1}")
+
+
+@contextmanager
+def idle_class() -> Iterator[None]:
+    """Makes the BE class an idle one."""
+    idle = cgroup_v1.file("cpu", BE_CLASS, "cpu.idle")
+    shares = cgroup_v1.read("cpu", BE_CLASS, "cpu.shares")
+    idle.write_text("1")
+    try:
+        yield
+    finally:
+        idle.write_text("0")
+        cgroup_v1.file("cpu", BE_CLASS, "cpu.shares").write_text(shares)
+
+
+def lever(way: Way) -> AbstractContextManager[None]:
+    """What a way of `LEVERS` does."""
+    if way.name == "idle":
+        return idle_class()
+    number = int(way.number or 0)
+    return bounded(number) if way.name == BOUND else on_cpus(number)
 
 
 def idle_pods(node: Node) -> int:
@@ -172,8 +215,8 @@ class Product:
             with frozen():
                 yield
             return
-        if way.name == BOUND:
-            with bounded(int(way.number or 0)):
+        if way.name in LEVERS:
+            with lever(way):
                 yield
             return
         if not way.strategies:

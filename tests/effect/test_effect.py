@@ -23,6 +23,7 @@ from tests.effect.node import Node, frames
 from tests.effect.product import way, way_problems
 from tests.effect.report import draw, paired, report
 from tests.effect.results import CURVE, Cores, Measurement, Results, Second, percentile
+from tests.effect.waits import table, waits
 from tests.effect.workloads import counted
 from tests.lab.deadline import wait_until
 from tests.lab.ports import free_port
@@ -193,8 +194,8 @@ def test_ways_with_numbers() -> None:
     assert guard == {"enable": True, "feedback": True, "targetPressureMilliseconds": 12.5}
     assert way("protection").strategies["cpu-guard-config"]["clusterStrategy"]["feedback"] is False
     assert not way("nothing").strategies
-    assert not way("bound:500").strategies
-    for text in ("alone:1", "other", "suppress:x", "bound", "bound:9"):
+    assert not any(way(text).strategies for text in ("bound:500", "cpus:1", "idle"))
+    for text in ("alone:1", "other", "suppress:x", "bound", "bound:9", "cpus", "cpus:0", "idle:1"):
         with pytest.raises(ValueError, match=r".*"):
             way(text)
 
@@ -318,3 +319,49 @@ def test_results_go_on_from_their_file(tmp_path: Path) -> None:
 def test_the_plot(tmp_path: Path) -> None:
     draw(some(), tmp_path / "effect.png")
     assert (tmp_path / "effect.png").read_bytes().startswith(b"\x89PNG")
+
+
+def switch(cpu: int, at_s: float, before: tuple[str, int, str], after: tuple[str, int]) -> str:
+    """A line of `perf script`."""
+    (comm, thread, state), (next_comm, next_thread) = before, after
+    return (
+        f"{comm:>16} {thread:5} [{cpu:03}] {at_s:.6f}:       sched:sched_switch: prev_comm={comm} "
+        f"prev_pid={thread} prev_prio=120 prev_state={state} ==> next_comm={next_comm} "
+        f"next_pid={next_thread} next_prio=120"
+    )
+
+
+def waking(cpu: int, at_s: float, comm: str, thread: int) -> str:
+    """A line of `perf script`."""
+    event = f"sched:sched_waking: comm={comm} pid={thread} prio=120 target_cpu=000"
+    return f"          python    40 [{cpu:03}] {at_s:.6f}:       {event}"
+
+
+def test_whom_a_thread_waits_for() -> None:
+    owners = {10: "LS pod", 20: "BE pods", 30: "system"}
+    trace = [
+        switch(0, 1.0, ("nginx", 10, "S"), ("python3", 30)),
+        switch(1, 1.0005, ("a => b", 99, "R+"), ("ffmpeg", 20)),
+        waking(1, 1.001, "nginx", 10),
+        waking(1, 1.001001, "ffmpeg", 20),
+        switch(1, 1.002, ("ffmpeg", 20, "S"), ("swapper/1", 0)),
+        switch(0, 1.003, ("python3", 30, "R"), ("nginx", 10)),
+        switch(1, 1.0035, ("swapper/1", 0, "R"), ("sh", 50)),
+        switch(0, 1.004, ("nginx", 10, "R+"), ("ffmpeg", 20)),
+        switch(0, 1.0044, ("ffmpeg", 20, "R+"), ("nginx", 10)),
+        switch(1, 1.005, ("sh", 50, "S"), ("swapper/1", 0)),
+    ]
+    woken, preempted = waits(trace, owners)
+    assert woken.seconds == pytest.approx(0.002)
+    assert woken.same == pytest.approx({"system": 0.002})
+    assert woken.other == pytest.approx({"BE pods": 0.001, "idle": 0.001})
+    assert preempted.same == pytest.approx({"BE pods": 0.0004})
+    assert preempted.other == pytest.approx({"others": 0.0004})
+    rows = {
+        cells[0]: cells[1:]
+        for line in table([woken, preempted], 2).splitlines()
+        if (cells := line.split(" | "))
+    }
+    assert rows["| that CPU: system"][3] == "100%"
+    assert rows["| waited, ms/s"] == ["0.2", "0.0", "0.0", "1.0", "0.0 |"]
+    assert rows["| other CPUs: idle"] == ["0%", "-", "-", "50%", "- |"]

@@ -66,7 +66,12 @@ def normalize(objects: NodeObjects, ratio: str) -> None:
 
 @contextmanager
 def node(
-    mode: Mode, runtime: RuntimeProcess, policies: Mapping[str, str] | None = None, config: str = ""
+    mode: Mode,
+    runtime: RuntimeProcess,
+    policies: Mapping[str, str] | None = None,
+    config: str = "",
+    *,
+    learns_owners: bool = False,
 ) -> Iterator[Node]:
     """Runs the daemon in this mode, with strategies for all that the policies of Koordinator can do here.
 
@@ -75,6 +80,7 @@ def node(
         runtime: Which has NRI switched on.
         policies: The texts of more policies by their names.
         config: More of the configuration.
+        learns_owners: Whether the runtime tells which plugin has set which field.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="modes-", dir="/tmp")))
@@ -83,7 +89,8 @@ def node(
         library.touch()
         text = (
             f'[daemon]\nmode = "{mode}"\nlock = "{folder}/front-end.lock"\n'
-            f'[nri]\nsocket = "{runtime.nri_socket}"\n{strategy_policies(enabled=True)}'
+            f'[nri]\nsocket = "{runtime.nri_socket}"\nlearn_owners = {str(learns_owners).lower()}\n'
+            f"{strategy_policies(enabled=True)}"
             f'[policies.gpu-env.options]\nhami_library_path = "{library}"\n{config}'
         )
         daemon = ProxyProcess(folder, ProxyOptions(str(runtime.socket), config=text))

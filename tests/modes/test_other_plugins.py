@@ -75,7 +75,7 @@ def test_a_field_of_another_plugin_is_left_out_of_the_answer_and_written_to_its_
         pytest.skip("its NRI tells no plugin what others have set")
     shares = {"linux": {"resources": {"cpu": {"shares": {"value": "700"}}}}}
     stack.enter_context(GoPlugin(runtime.nri_socket, tmp_path, GoPluginOptions("other", "10", shares)))
-    here = stack.enter_context(node("nri", runtime))
+    here = stack.enter_context(node("nri", runtime, learns_owners=True))
     # Of a container that no policy changes the runtime tells whose fields it has.
     (free,) = stack.enter_context(running(here.client, specs_of("none", tmp_path / "free", 1), tmp_path))
     assert value(free, "cpu/cpu.shares") == "700"
@@ -101,7 +101,7 @@ def test_a_container_that_a_validator_rejects_is_told(
         pytest.skip("its NRI has no validators")
     judge = GoPluginOptions("judge", "80", rejection="no")
     stack.enter_context(GoPlugin(runtime.nri_socket, tmp_path, judge))
-    here = stack.enter_context(node("nri", runtime))
+    here = stack.enter_context(node("nri", runtime, learns_owners=True))
     (spec,) = specs_of("be-batch", tmp_path / "out", 1)
     with pytest.raises(grpc.RpcError, match="80-judge"):
         stack.enter_context(running(here.client, [spec], tmp_path))

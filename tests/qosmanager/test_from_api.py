@@ -34,8 +34,10 @@ from runtimeproxy.slo.schema import (
     CpuBurstStrategy,
     CpuSuppressPolicy,
     PodCpuBurst,
+    PodCpuGuard,
     Threshold,
 )
+from runtimeproxy.slo.strategies import Layer
 from runtimeproxy.slo.values import as_json
 
 SLICE = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu.slice"
@@ -115,6 +117,15 @@ def test_a_pod_has_all_that_its_message_says() -> None:
         ),
         (),
     )
+
+
+def test_targets_of_a_pods_own_annotation_are_told_from_those_of_strategies() -> None:
+    fields = fields_of("cpu_guard", PodCpuGuard(target_pressure_milliseconds=8, target_run_delay_percent=9))
+    for field, source in zip(fields, (Layer.POD, Layer.ANNOTATION), strict=True):
+        field.provenance.source = source
+    pod, problems = pod_of(api_pb2.Pod(sandbox_id="s", strategies=fields))
+    assert (pod.cpu_guard.target_run_delay_percent, problems) == (9, ())
+    assert pod.annotated_guard == {"target_run_delay_percent"}
 
 
 def test_what_a_daemon_does_not_say_is_not_known() -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.qosmanager.guard.law import floor_of
-from runtimeproxy.slo.schema import CpuGuard
+from runtimeproxy.qosmanager.guard.law import CALM, floor_of
 from runtimeproxy.testing.node.kernel import CPUS, QUOTA, Workload, constant
 from runtimeproxy.testing.node.simulation import SimulatedContainer, SimulatedNode, SimulatedPod
 from runtimeproxy.units import CPU_PERIOD_US, parse_cpu_list
+from tests.scenarios.guard_family import SETTLING_S, DrawnNode, drawn, most_within, run, without_trials
 from tests.scenarios.scenarios import (
     between,
     greedy,
@@ -26,18 +23,11 @@ from tests.scenarios.scenarios import (
     guard_unreachable,
     guarded_node,
     latency_sensitive,
-    noisy,
     service,
     watch_guard,
 )
 
 BEST_EFFORT = "/kubepods/besteffort"
-SETTINGS: dict[str, Any] = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.too_slow],
-    "phases": [Phase.explicit, Phase.generate],
-}
 
 
 def bounds(node: SimulatedNode, after_s: float = 0.0) -> list[float]:
@@ -152,45 +142,45 @@ def test_250_pods() -> None:
     assert "E " in node.explanation("cpu-guard")
 
 
-nodes = st.fixed_dictionaries(
-    {
-        "cpus": st.sampled_from([2, 4, 8, 16, 64]),
-        "load": st.sampled_from([0.1, 0.3, 0.5, 0.7]),
-        "asked": st.sampled_from([0.3, 0.6, 1.0, 1.5]),
-        "weight": st.sampled_from([0.002, 0.06, 0.25, 1.0]),
-        "services": st.sampled_from([1, 3]),
-        "has_pressure": st.booleans(),
-        "policy": st.sampled_from(["none", "static"]),
-        "noise": st.sampled_from([0.0, 0.02, 0.05]),
-    }
-)
+SETTLED_S = SETTLING_S + 150
+FAMILY = drawn(6, 80)
 
 
 @pytest.mark.slow
-@settings(max_examples=3, **SETTINGS)
-@given(drawn=nodes)
-def test_at_constant_load_it_comes_to_rest(drawn: dict[str, Any]) -> None:
-    """After three minutes: a change a minute at most on the mean, and never below the floor."""
-    cpus, load = drawn["cpus"], drawn["load"]
-    strategy = CpuGuard(enable=True, idle_pods=False)
-    node = guarded_node(cpus, has_pressure=drawn["has_pressure"], policy=drawn["policy"], strategy=strategy)
-    for number in range(drawn["services"]):
-        cores = load * cpus / drawn["services"]
-        pod = service(
-            f"web{number}",
-            noisy(constant(cores), drawn["noise"], number),
-            request=int(cores * 1_500),
-            threads=2 * cpus,
-        )
-        node.add_pod(pod)
-    watch_guard(node, "web0")
-    node.advance(60)
-    greedy(node, drawn["asked"] * cpus, drawn["weight"])
-    floor = floor_of(cpus) / 1_000
-    for _ in range(360):
-        node.advance(1)
-        # CPUs that are shared are whole ones.
-        assert bound_cores(node) >= min(floor, 2.0 if cpus >= 8 else floor) - 0.001
-    changed = bounds(node, 240)
-    assert len(changed) <= 3, (drawn, changed, node.explanation("cpu-guard"))
-    assert not node.kernel.violations
+@pytest.mark.parametrize(
+    ("drawn_node", "low"),
+    [pytest.param(each, (0.1, 0.0)[n % 2], id=f"{n}-{each.cpus}-cpus") for n, each in enumerate(FAMILY)],
+)
+def test_properties_on_a_drawn_node(drawn_node: DrawnNode, low: float) -> None:
+    """At constant load; then the services' load falls or goes, and BE pods stay."""
+    level = [1.0]
+    node = drawn_node.start(lambda: level[0])
+    exclusive = frozenset({0}) if drawn_node.cpus >= 8 and drawn_node.policy == "none" else frozenset()
+    if exclusive:
+        # It gives no sample.
+        lse = latency_sensitive("lse", constant(0.01), request=1_000)
+        node.add_pod(replace(lse, qos=QoSClass.LSE, cpus=exclusive))
+    drawn_node.start_greedy(node)
+    floor = floor_of(drawn_node.cpus) / 1_000
+    # CPUs that are shared are whole ones.
+    least = min(floor, 2.0) if drawn_node.cpus >= 8 else floor
+    watched: list[str] = []
+
+    def watch() -> None:
+        if bound_cores(node) < least - 0.001:
+            watched.append(f"{node.now_s:g} s: {bound_cores(node)} of {floor}")
+        if exclusive and not parse_cpu_list(str(node.value(CPUS))).isdisjoint(exclusive):
+            watched.append(f"{node.now_s:g} s: CPUs {node.value(CPUS)}")
+
+    found = run(node, SETTLED_S, watch)
+    assert most_within(without_trials(found)) <= 1, found.changes()
+    level[0] = low
+    calm = run(node, 320, watch)
+    pressed = [each.at_s for each in calm.seconds if each.error is not None and each.error >= CALM]
+    last_s = max(pressed, default=calm.seconds[0].at_s)
+    assert last_s < calm.seconds[0].at_s + 20
+    unbounded = [each.at_s for each in calm.seconds if each.bound is None]
+    assert unbounded, calm.changes(0)
+    assert unbounded[0] <= last_s + 300
+    assert watched == []
+    assert node.kernel.violations == []

@@ -34,6 +34,7 @@ from tests.testing.nri_plugin import NriPluginDouble, registered
 P = ParamSpec("P")
 T = TypeVar("T")
 
+WITHOUT_VALIDATION = (1 << (nri.VALIDATE_CONTAINER_ADJUSTMENT - 1)) - 1
 SHARES = api_pb2.LinuxContainerResources(cpu_shares=1024, memory_limit_in_bytes=1 << 28)
 
 
@@ -209,9 +210,24 @@ async def test_what_a_plugin_refuses_is_not_there(
         assert not files.folder(path).exists()
 
 
-async def test_a_plugin_that_is_late_is_dropped_and_the_request_goes_on(state: NriRuntimeState) -> None:
+@pytest.mark.parametrize("late", ["CreateContainer", "ValidateContainerAdjustment"])
+async def test_a_plugin_that_validates_and_is_late_fails_the_creation(
+    late: str, state: NriRuntimeState
+) -> None:
     state.nri.options = NriOptions(request_timeout_s=0.2)
     async with plugin_of(state) as plugin:
+        plugin.answers[late] = lambda _: None
+        pod = await run(state.run_sandbox, pod_sandbox_config())
+        with pytest.raises(CallError, match="did not answer ValidateContainerAdjustment"):
+            await run(state.create_container, pod.id, container_config())
+        assert await plugin.reason == "closed by the peer"
+    # It is missed once.
+    await run(state.create_container, pod.id, container_config())
+
+
+async def test_a_plugin_that_is_late_is_dropped_and_the_request_goes_on(state: NriRuntimeState) -> None:
+    state.nri.options = NriOptions(request_timeout_s=0.2)
+    async with plugin_of(state, events=WITHOUT_VALIDATION) as plugin:
         plugin.answers["CreateContainer"] = lambda _: None
         pod = await run(state.run_sandbox, pod_sandbox_config())
         container = await run(state.create_container, pod.id, container_config())

@@ -315,8 +315,11 @@ class Containers:
         name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
         fields = self._add_conflicts(draft, pod, self.fields_of(draft.adjustment.message))
         which = ", ".join(f"{each} is set by {self.owners[each]}" for each in fields)
-        if not which:
-            which = "a validator or the runtime refused it" if draft.is_validated else "the cause is not told"
+        if not which and draft.is_validated:
+            which = "a validator or the runtime refused it"
+        elif not which:
+            more = "" if self._state.learns_owners else "; nri.learn_owners tells which plugin sets a field"
+            which = f"the cause is not told{more}"
         text = "the runtime did not create it after the plugin's answer; its values go by file now"
         self._core.problems.counts["CreateContainer", "not_created"] += 1
         self._core.problems.failures.report(

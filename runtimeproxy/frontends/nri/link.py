@@ -15,7 +15,14 @@ from google.protobuf.message import DecodeError
 from cri_api.nri.v1alpha1 import api_pb2
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.frontends.nri.connection import NriConnection, connect, launched, use_inherited
-from runtimeproxy.frontends.nri.plugin import EVENTS, FIRST_EVENTS, Plugin, event_mask, refusal_text
+from runtimeproxy.frontends.nri.plugin import (
+    EVENTS,
+    EVENTS_WITH_OWNERS,
+    FIRST_EVENTS,
+    Plugin,
+    event_mask,
+    refusal_text,
+)
 from runtimeproxy.frontends.nri.services import RefusedError
 from runtimeproxy.frontends.nri.ttrpc import Request, Side
 
@@ -61,9 +68,10 @@ class NriLink:
         self._answering: set[asyncio.Future[None]] = set()
         # What the last Configure was answered with, until its Synchronize.
         self._unconfirmed: tuple[int, ...] = ()
-        self._events = EVENTS
+        self._events = EVENTS_WITH_OWNERS if settings.learn_owners else EVENTS
         self._has_been_connected = False
         self.is_ending = False
+        services.state.learns_owners = settings.learn_owners
 
     @staticmethod
     def own_name(settings: NriSettings, environ: Mapping[str, str]) -> str:
@@ -102,7 +110,7 @@ class NriLink:
         was_connected, state.is_connected = state.is_connected, False
         state.connected_since_s = None
         self._plugin.forget_pieces()
-        if self._unconfirmed == EVENTS:
+        if self._unconfirmed not in ((), FIRST_EVENTS):
             # A runtime that does not know an event ends the connection without a word.
             self._events = FIRST_EVENTS
         self._unconfirmed = ()
@@ -179,8 +187,8 @@ class NriLink:
         ):
             events = FIRST_EVENTS
         self._unconfirmed = events
-        # A plugin that is late is dropped, as by older runtimes: one that validates and stays connected
-        # without an answer makes the runtime fail every creation.
+        # A plugin that is late is dropped, as by older runtimes, and connects again: while it hangs, one that
+        # is kept would hold each event of the node up for the whole time of a request.
         policy = api_pb2.FailurePolicy(fail_request=False, keep_connected=False)
         reply = api_pb2.ConfigureResponse(events=event_mask(events), failure_policy=policy)
         connection.respond(request, reply.SerializeToString())

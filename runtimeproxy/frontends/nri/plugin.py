@@ -57,9 +57,17 @@ if TYPE_CHECKING:
 EVENTS: Final = tuple(
     value
     for value in api_pb2.Event.values()
-    if value not in (api_pb2.UNKNOWN, api_pb2.LAST)  # neither is an event
+    if value not in (api_pb2.UNKNOWN, api_pb2.LAST, api_pb2.VALIDATE_CONTAINER_ADJUSTMENT)
 )
-"""All that the runtime may tell of; their bits are the numbers less one."""
+"""What the runtime tells of; their bits are the numbers less one. `UNKNOWN` and `LAST` are no events."""
+EVENTS_WITH_OWNERS: Final = (*EVENTS, api_pb2.VALIDATE_CONTAINER_ADJUSTMENT)
+"""With the validation, by which a plugin learns what others set.
+
+A creation fails if a plugin that validates is late, or goes, before its reply; up to NRI 0.12.3 also if its
+reply to CreateContainer was late, and if no event came since it has gone. Failure policies do not apply.
+Source: NRI, pkg/adaptation/adaptation.go, validateContainerAdjustment and removeClosedPlugins; plugin.go,
+ValidateContainerAdjustment.
+"""
 FIRST_EVENTS: Final = tuple(value for value in EVENTS if value <= api_pb2.REMOVE_CONTAINER)
 """Those that each NRI has. Source: NRI 0.3, pkg/api/event.go."""
 _OWNED: Final[Mapping[int, str]] = {

@@ -67,7 +67,9 @@ class NriState:
     """Containers that were created without a decision: while the plugin was away, or with a late reply."""
     not_carried: set[UncarriedField] = field(default_factory=set)
     other_plugins: set[OtherPlugin] = field(default_factory=set)
-    """At the last creation of a container."""
+    """At the last creation of a container; none without `nri.learn_owners`."""
+    learns_owners: bool = False
+    """Whether `nri.learn_owners` is set."""
     conflict_count: int = 0
     conflicts: deque[PluginConflict] = field(default_factory=lambda: deque(maxlen=MOST_CONFLICTS))
     """The latest, the oldest first."""

@@ -31,13 +31,14 @@ LEAST_FLOOR: Final = 500
 FLOOR_SHARE: Final = 0.1
 """Of the node's CPUs: what BE pods keep in any case."""
 NEAR_BAD: Final = 0.9
-"""Of the bound before the last decrease: above this a rise waits longer."""
+"""Of the bound that was too much: above this a rise waits longer."""
 SAME_LOAD: Final = 0.9
-"""Of what all but BE pods used when a bound was too much: with less, it need not be too much now."""
+"""Of what was used when a bound was too much, by all but BE pods or by the pod that waited: with less, it
+need not be too much now. A rise has failed only if all but BE pods do not use more than by as much."""
 FIRST_WAIT_S: Final = 120.0
+"""How long a rise above the bound that was too much waits for a time without waits. A rise is right when it
+has held for as long."""
 MOST_WAIT_S: Final = 1_800.0
-HELD_S: Final = 60.0
-"""A rise above the bound that was too much is right after so long."""
 FORGOTTEN_S: Final = 3_600.0
 """A bound that was too much so long ago says nothing."""
 SPARE: Final = 1.2
@@ -80,6 +81,10 @@ class LawInputs(NamedTuple):
     """Share of the time in which some task of BE pods waits for a CPU, by PSI; None: not known."""
     by_cpus: bool = False
     """Whether a bound of this node is whole CPUs, from `LEAST_MILLICORES` on: see `lever`."""
+    moved_s: float = float("-inf")
+    """When the number of CPUs changed last that BE pods may have."""
+    loads: Mapping[str, float] = {}
+    """Millicores, mean of some seconds: of the pods with an error above 1, and of `LawState.bad_pod`."""
 
 
 class Decreases(NamedTuple):
@@ -98,6 +103,16 @@ class Decreases(NamedTuple):
     """Pods for which a part before had an effect."""
 
 
+class Rise(NamedTuple):
+    """The last rise of the bound, or its end, as long as that may be taken back."""
+
+    held: int
+    """The bound before it."""
+    at_s: float
+    load: float
+    """What all but BE pods used then, in millicores."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawState:
     """The bound, and what it follows from."""
@@ -109,17 +124,21 @@ class LawState:
     bad_s: float = float("-inf")
     bad_load: float = 0.0
     """What all but BE pods used then, in millicores."""
+    bad_pod: str = ""
+    """The pod that waited then."""
+    bad_pod_load: float = 0.0
+    """What it used, in millicores."""
     wait_s: float = FIRST_WAIT_S
-    """How long a rise above the bad bound waits at the same load."""
+    """How long a rise above the bad bound waits at the same load, and has to hold."""
     decreased_s: float = float("-inf")
     over_s: float = float("-inf")
     """When the error was above 1 last."""
     calm_s: float | None = None
     """Since when the error is low, or since the last rise after that."""
-    above_bad_s: float | None = None
-    """Since when the bound is above the bad one; None: it is not, or that has been judged."""
+    rise: Rise | None = None
+    """None: there was none since the last decrease, or it has held."""
     spare_s: float | None = None
-    """Since when the bound is more than BE pods ask for."""
+    """Since when this bound is more than BE pods ask for."""
     spare_wait_s: float = SPARE_S
     """How long it has to be so; doubled when the end of a bound was wrong."""
     spared_s: float = float("-inf")
@@ -190,6 +209,9 @@ def decide(state: LawState, facts: LawInputs) -> LawStep:
         {pod: until_s for pod, until_s in each.items() if now_s < until_s}
         for each in (state.futile, state.settled)
     )
+    if len(futile) < len(state.futile):
+        # A pod that drives again says nothing of the last rise.
+        state = replace(state, rise=None)
     state = replace(state, futile=futile, settled=settled)
     if now_s - state.bad_s >= FORGOTTEN_S:
         state = replace(state, bad=None, wait_s=FIRST_WAIT_S, spare_wait_s=SPARE_S)
@@ -198,7 +220,7 @@ def decide(state: LawState, facts: LawInputs) -> LawStep:
     error = driving.get(driver)
     if error is not None and error > 1:
         return _tell(_over(state, facts, driving), error, driver)
-    return _tell(_under(replace(state, row=None, settled={}), facts, error), error, driver)
+    return _tell(_under(replace(_held(state, now_s), row=None, settled={}), facts, error), error, driver)
 
 
 def _tell(step: LawStep, error: float | None, driver: str) -> LawStep:
@@ -210,7 +232,11 @@ def _over(state: LawState, facts: LawInputs, errors: Mapping[str, float]) -> Law
     now_s, floor = facts.now_s, floor_of(facts.cpus, facts.floor)
     state = replace(state, over_s=now_s, calm_s=None, spare_s=None)
     pause_s = CPUS_PAUSE_S if state.bound is not None and _is_whole(state.bound, facts) else PAUSE_S
-    if now_s - state.decreased_s < pause_s:
+    decreased_s = state.decreased_s
+    if state.rise is None:
+        # Its CPUs may have changed later.
+        decreased_s = max(decreased_s, facts.moved_s)
+    if now_s - decreased_s < pause_s:
         return LawStep(state, 1, f"waits {pause_s:g} s for the effect of the last decrease")
     over = {pod: each for pod, each in errors.items() if each > 1 and pod not in state.settled}
     if state.returning and not over:
@@ -240,27 +266,56 @@ def _decreased(state: LawState, facts: LawInputs, over: Mapping[str, float], flo
     row = state.row or Decreases(state.bound, before, over)
     if row.decreases == 0:
         row = row._replace(start=before, errors=over)
-    cut = cut_of(max(over.values()), row.total)
-    after = int(before * (1 - cut))
-    if _is_whole(before, facts):
-        # A decrease that takes no whole CPU would have no effect.
-        fewer = before - before % 1_000 if before % 1_000 else before - 1_000
-        after = min(after - after % 1_000 if after >= LEAST_MILLICORES else after, fewer)
-    after = max(after, floor)
-    was = before if state.bound is None else state.bound
-    failed = state.bad is not None and was > NEAR_BAD * state.bad and state.above_bad_s is not None
+    driver = max(over, key=lambda pod: (over[pod], pod))
+    held = _failed_from(state, facts)
+    if held is not None and held < before:
+        after = max(held, floor)
+        reason = f"{before}m is too much: back to {after}m, which was right"
+    else:
+        cut = cut_of(over[driver], row.total)
+        after = max(_less(before, cut, facts), floor)
+        reason = f"{before}m less {cut:.0%}, at least {floor}m = {after}m"
+    is_retry = held is not None and _is_near_bad(state, before if state.bound is None else state.bound)
+    bad = before
+    if held is not None and state.bound is None and state.bad is not None:
+        # The end of a bound has shown nothing new of smaller ones.
+        bad = min(state.bad, before)
     state = replace(
         state,
         bound=after,
-        bad=before,
+        bad=bad,
         bad_s=now_s,
         bad_load=facts.others_used,
-        wait_s=min(state.wait_s * 2, MOST_WAIT_S) if failed else state.wait_s,
-        above_bad_s=None,
+        bad_pod=driver,
+        bad_pod_load=facts.loads.get(driver, 0.0),
+        wait_s=min(state.wait_s * 2, MOST_WAIT_S) if is_retry else state.wait_s,
+        rise=None,
         decreased_s=now_s,
         row=row._replace(decreases=row.decreases + 1, total=row.total + 1),
     )
-    return LawStep(state, 1, f"{before}m less {cut:.0%}, at least {floor}m = {after}m")
+    return LawStep(state, 1, reason)
+
+
+def _failed_from(state: LawState, facts: LawInputs) -> int | None:
+    """The bound before a rise that has just failed, as it held at this load; None: there is none."""
+    rise = state.rise
+    if rise is None or facts.now_s - rise.at_s >= state.wait_s:
+        return None
+    return rise.held if facts.others_used * SAME_LOAD <= rise.load else None
+
+
+def _is_near_bad(state: LawState, bound: int) -> bool:
+    return state.bad is not None and bound > NEAR_BAD * state.bad
+
+
+def _less(bound: int, cut: float, facts: LawInputs) -> int:
+    """A bound less a share of it."""
+    after = int(bound * (1 - cut))
+    if not _is_whole(bound, facts):
+        return after
+    # A decrease that takes no whole CPU would have no effect.
+    fewer = bound - bound % 1_000 if bound % 1_000 else bound - 1_000
+    return min(after - after % 1_000 if after >= LEAST_MILLICORES else after, fewer)
 
 
 def _uses_much(facts: LawInputs) -> bool:
@@ -333,7 +388,7 @@ def _returned(state: LawState, now: int, row: Decreases, facts: LawInputs, *, is
         returning=tuple(steps[1:]),
         row=row._replace(decreases=0, total=0) if is_settled else None,
         bad=None,
-        above_bad_s=None,
+        rise=None,
     )
     where = "no bound" if bound is None else f"{bound}m"
     if is_settled:
@@ -358,11 +413,11 @@ def _under(state: LawState, facts: LawInputs, error: float | None) -> LawStep:
     spare_s = (
         (state.spare_s if state.spare_s is not None else now_s) if _is_spare(state.bound, facts) else None
     )
-    state = _judged(replace(state, spare_s=spare_s), now_s)
+    state = replace(state, spare_s=spare_s)
     if state.spare_s is not None and now_s - state.spare_s >= state.spare_wait_s:
         asked = f"{SPARE:g} x {facts.be_asked:.0f}m"
         reason = f"{state.bound}m is more than {asked} for {state.spare_wait_s:g} s: no bound"
-        return LawStep(replace(_unbounded(state), spared_s=now_s), 4, reason)
+        return LawStep(replace(_raised(state, None, facts), spared_s=now_s), 4, reason)
     if error is not None and error >= CALM:
         return LawStep(replace(state, calm_s=None), 2, f"{state.bound}m is right: it stays")
     calm_s = state.calm_s if state.calm_s is not None else now_s
@@ -375,20 +430,28 @@ def _under(state: LawState, facts: LawInputs, error: float | None) -> LawStep:
     if _is_whole(after, facts):
         after -= after % 1_000
     rise = after - state.bound
-    near_bad = state.bad is not None and after > NEAR_BAD * state.bad
-    if near_bad and facts.others_used >= SAME_LOAD * state.bad_load and now_s - state.over_s < state.wait_s:
-        left_s = state.wait_s - (now_s - state.over_s)
+    left_s = state.wait_s - (now_s - state.over_s)
+    if _is_near_bad(state, after) and left_s > 0 and not _has_less_load(state, facts):
         reason = f"{after}m was too much before, at {state.bad}m: {left_s:.0f} s more without waits"
         return LawStep(state, 2, f"{reason}, or less load of others")
     if after >= facts.cpus * 1_000:
-        return LawStep(_unbounded(state), 2, f"{after}m are all CPUs: no bound")
-    if near_bad and state.above_bad_s is None:
-        state = replace(state, above_bad_s=now_s)
-    return LawStep(
-        replace(state, bound=after, calm_s=now_s),
-        2,
-        f"calm for {CALM_S:g} s: {rise}m more = {after}m",
-    )
+        return LawStep(_raised(state, None, facts), 2, f"{after}m are all CPUs: no bound")
+    return LawStep(_raised(state, after, facts), 2, f"calm for {CALM_S:g} s: {rise}m more = {after}m")
+
+
+def _has_less_load(state: LawState, facts: LawInputs) -> bool:
+    """Whether all but BE pods, or the pod that waited, use less than when the bound was too much."""
+    used = facts.loads.get(state.bad_pod, 0.0)
+    return facts.others_used < SAME_LOAD * state.bad_load or used < SAME_LOAD * state.bad_pod_load
+
+
+def _raised(state: LawState, bound: int | None, facts: LawInputs) -> LawState:
+    """With more, or without a bound; what was before is kept, in case that is too much."""
+    assert state.bound is not None  # noqa: S101 - it can rise; for the type checker
+    rise = Rise(state.bound, facts.now_s, facts.others_used)
+    if bound is None:
+        return replace(_unbounded(state), rise=rise)
+    return replace(state, bound=bound, calm_s=facts.now_s, spare_s=None, rise=rise)
 
 
 def _is_spare(bound: int, facts: LawInputs) -> bool:
@@ -396,26 +459,32 @@ def _is_spare(bound: int, facts: LawInputs) -> bool:
     return is_sated and bound > SPARE * facts.be_asked
 
 
-def _judged(state: LawState, now_s: float) -> LawState:
-    """A rise above the bad bound that has held halves the wait of the next one."""
-    if state.above_bad_s is None or now_s - state.above_bad_s < HELD_S:
+def _held(state: LawState, now_s: float) -> LawState:
+    """A rise that has held is right; one above the bad bound halves the wait of the next one."""
+    if state.rise is None or now_s - state.rise.at_s < state.wait_s:
         return state
-    return replace(state, above_bad_s=None, bad=None, wait_s=max(state.wait_s / 2, FIRST_WAIT_S))
+    if state.bound is None or not _is_near_bad(state, state.bound):
+        return replace(state, rise=None)
+    return replace(state, rise=None, bad=None, wait_s=max(state.wait_s / 2, FIRST_WAIT_S))
 
 
 def _unbounded(state: LawState) -> LawState:
-    return replace(state, bound=None, calm_s=None, spare_s=None, above_bad_s=None, returning=())
+    return replace(state, bound=None, calm_s=None, spare_s=None, rise=None, returning=())
+
+
+def is_held(state: LawState, now_s: float, blind_s: float) -> bool:
+    """Whether a guard that has been blind since `blind_s` holds a bound: nothing else bounds BE pods then."""
+    return state.bound is not None and now_s - blind_s < BLIND_HOLD_S
 
 
 def given_back(state: LawState, now_s: float, blind_s: float, cpus: int) -> tuple[LawState, str]:
     """Return the state of a guard that has been blind since `blind_s`, and what it does: hold, then steps."""
-    state = replace(state, row=None, returning=(), spare_s=None, above_bad_s=None)
+    state = replace(state, row=None, returning=(), spare_s=None, rise=None)
     if state.bound is None:
         return state, "nothing is bounded"
-    if now_s - blind_s < BLIND_HOLD_S:
-        return replace(
-            state, calm_s=None
-        ), f"{state.bound}m is held for {BLIND_HOLD_S - (now_s - blind_s):.0f} s more"
+    if is_held(state, now_s, blind_s):
+        left_s = BLIND_HOLD_S - (now_s - blind_s)
+        return replace(state, calm_s=None), f"{state.bound}m is held for {left_s:.0f} s more"
     calm_s = state.calm_s if state.calm_s is not None else now_s - CALM_S
     if now_s - calm_s < CALM_S:
         return state, f"{state.bound}m is given back in steps"

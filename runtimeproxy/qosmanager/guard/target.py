@@ -1,4 +1,4 @@
-"""What a pod may wait: by annotation or strategy, else by what it waits while BE pods do nothing. Pure.
+"""What a pod may wait: by strategy, by annotation within bounds, else by what it waits without BE pods. Pure.
 
 What is learnt belongs to a workload, not to a pod: pods come and go. It is learnt by load, as more load waits
 more without any neighbour.
@@ -94,14 +94,24 @@ class QuietHistory:
         quiet.histogram.add(waited, wall_s)
         quiet.seconds = min(quiet.seconds + 1, ENOUGH_S)
 
+    def usual(self, workload: str, kind: WaitKind, used_cores: float) -> float | None:
+        """Return what it waits at this load while BE pods are quiet, in thousandths; None: not known yet."""
+        quiet = self._of(workload, kind, used_cores)
+        if quiet is None or quiet.seconds < ENOUGH_S:
+            return None
+        return quiet.histogram.percentile(USUAL) or 0.0
+
+    def _of(self, workload: str, kind: WaitKind, used_cores: float) -> _Quiet | None:
+        return self._by_workload.get(workload, {}).get((kind, load_of(used_cores)))
+
     def target(self, workload: str, kind: WaitKind, used_cores: float) -> WaitTarget:
         """Return the target at this load."""
         limits = LIMITS[kind]
-        quiet = self._by_workload.get(workload, {}).get((kind, load_of(used_cores)))
-        if quiet is None or quiet.seconds < ENOUGH_S:
+        usual = self.usual(workload, kind, used_cores)
+        if usual is None:
+            quiet = self._of(workload, kind, used_cores)
             known = quiet.seconds if quiet is not None else 0
             return WaitTarget(limits.default, f"default: {known} of {ENOUGH_S} quiet seconds at this load")
-        usual = quiet.histogram.percentile(USUAL) or 0.0
         most = max(limits.most, LEAST_MARGIN * usual)
         target = min(max(MARGIN * usual, limits.least), most)
         margin = LEAST_MARGIN if target > limits.most else MARGIN
@@ -139,10 +149,33 @@ class QuietHistory:
 def configured(
     kind: WaitKind, pressure_ms: float | None, run_delay_percent: float | None, source: str
 ) -> WaitTarget | None:
-    """Return the target that a strategy or an annotation says for this kind; None: it says none."""
+    """Return the target that strategy or annotation say for this kind, as it is; None: they say none."""
     if kind is WaitKind.PRESSURE:
         return None if pressure_ms is None else WaitTarget(pressure_ms, source)
     return None if run_delay_percent is None else WaitTarget(run_delay_percent * 10.0, source)
+
+
+_UNITS: Final = {WaitKind.PRESSURE: "ms/s", WaitKind.RUN_DELAY: "permille"}
+
+
+def annotated(kind: WaitKind, asked: float, usual: float | None) -> WaitTarget:
+    """Return the target of a pod whose annotation asks for one: its author does not own the node.
+
+    So it is never less than a learnt one may be, nor than what the pod waits without BE pods.
+
+    Args:
+        kind: Of both numbers.
+        asked: In thousandths.
+        usual: What the workload waits while BE pods are quiet; None: not known.
+    """
+    least, usual = LIMITS[kind].least, usual or 0.0
+    if asked >= max(least, LEAST_MARGIN * usual):
+        return WaitTarget(asked, "annotation")
+    text = f"asks for {asked:g} {_UNITS[kind]}, at least"
+    if LEAST_MARGIN * usual > least:
+        reason = f"{text} {LEAST_MARGIN:g} x {usual:.1f}, usual while BE pods are quiet"
+        return WaitTarget(LEAST_MARGIN * usual, reason)
+    return WaitTarget(least, f"{text} {least:g} {_UNITS[kind]} by annotation")
 
 
 def wants_probe(

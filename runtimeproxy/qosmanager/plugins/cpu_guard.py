@@ -22,6 +22,7 @@ from runtimeproxy.qosmanager.guard.law import (
     decide,
     floor_of,
     given_back,
+    is_held,
     probed,
 )
 from runtimeproxy.qosmanager.guard.lever import Position, held_bound, is_by_cpus, moved
@@ -42,6 +43,7 @@ from runtimeproxy.qosmanager.guard.target import (
     QUIET_SHARE,
     QuietHistory,
     WaitTarget,
+    annotated,
     configured,
     load_of,
     wants_probe,
@@ -61,7 +63,7 @@ from runtimeproxy.qosmanager.plugin import (
     Role,
     Target,
 )
-from runtimeproxy.qosmanager.plugins.cpu_suppress import be_cpus, select_cpus
+from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress, be_cpus, select_cpus
 from runtimeproxy.qosmanager.snapshot import (
     LOOK_BACK_S,
     NODE_CGROUP,
@@ -94,6 +96,11 @@ MOST_NAMED: Final = 3
 """Pods that an explanation names."""
 _FILE: Final = "cpu-guard.json"
 _GUARDED: Final = frozenset({QoSClass.LS, QoSClass.LSR, QoSClass.LSE})
+_TARGET_FIELDS: Final = {
+    WaitKind.PRESSURE: "target_pressure_milliseconds",
+    WaitKind.RUN_DELAY: "target_run_delay_percent",
+}
+"""Of `PodCpuGuard`."""
 _BATCH_CPU: Final = "kubernetes.io/batch-cpu"
 _FEATURE_IDLE: Final = "idle"
 _FEATURE_SLICE: Final = "slice"
@@ -123,8 +130,9 @@ class PodState(NamedTuple):
     """Why the last second is no sample; None: it is one."""
     allowed: WaitTarget | None = None
     """Its target, since it has had a sample."""
-    learnt: tuple[WaitKind, int, float] | None = None
-    """The kind and the load of a target that is learnt, and until when it stands."""
+    learnt: tuple[WaitKind, int, float | None, float] | None = None
+    """The kind, the load and what the annotation asks for, of a target that is learnt or at least what is
+    usual; and until when it stands."""
     kind: WaitKind = WaitKind.RUN_DELAY
     """By what the last second was judged."""
     workload: str = ""
@@ -241,7 +249,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
             explanation="; ".join(filter(None, notes)),
             threads_of=_threads_of(snapshot, state, guarded) if strategy.feedback else (),
             problem=_unreadable(snapshot, state, used) if strategy.feedback and not state.is_seeing else "",
-            is_guarding=state.is_seeing,
+            is_guarding=_is_guarding(state, now_s),
             waiting_pods=frozenset(
                 uid for uid, error in errors.items() if error > 1 and uid not in state.law.futile
             ),
@@ -305,12 +313,13 @@ class CpuGuardPlugin(Plugin[GuardState]):
             blind_s = now_s if state.is_seeing else state.blind_s
             law, said = given_back(state.law, now_s, blind_s, cpus)
             state = replace(state, law=law, step=None, is_seeing=False, blind_s=blind_s)
-            return state, f"blind: {_blind_reason(snapshot, state, used)}; {said}"
+            others = _others_text(snapshot, state)
+            return state, f"blind: {_blind_reason(snapshot, state, used)}; {said}{others}"
         law = state.law
-        if not state.is_seeing and law.bound is None and snapshot.be_limit_cores is not None:
-            # CPU suppress ends its bound now: it goes on from there.
-            floor = floor_of(cpus, strategy.floor_millicores)
-            law = replace(law, bound=max(int(snapshot.be_limit_cores * 1_000), floor))
+        if not state.is_seeing and snapshot.be_limit_cores is not None:
+            # CPU suppress ends its bound now: it goes on from there, or from its own if that bounds more.
+            bound = max(int(snapshot.be_limit_cores * 1_000), floor_of(cpus, strategy.floor_millicores))
+            law = replace(law, bound=bound if law.bound is None else min(bound, law.bound))
         state = replace(state, is_seeing=True)
         if now_s - state.probed_s < PROBE_S:
             return replace(state, law=law), "probe: BE pods are at the floor, to learn what is usual"
@@ -329,6 +338,8 @@ class CpuGuardPlugin(Plugin[GuardState]):
                 cpus=cpus,
                 floor=strategy.floor_millicores,
                 by_cpus=is_by_cpus(cpus * 1_000, cpus, snapshot.node.cpu_manager_policy),
+                moved_s=state.position.changed_s,
+                loads=_loads(snapshot, law, errors),
             ),
         )
         return replace(state, law=step.state, step=step), _step_text(snapshot, step, used)
@@ -348,18 +359,23 @@ class CpuGuardPlugin(Plugin[GuardState]):
 
 def _allowed(
     history: QuietHistory, before: PodState, pod: Pod, kind: WaitKind, used: float, now_s: float
-) -> tuple[WaitTarget, tuple[WaitKind, int, float] | None]:
-    """The target of a pod; and if it is learnt, for what, and until when it stands."""
+) -> tuple[WaitTarget, tuple[WaitKind, int, float | None, float] | None]:
+    """The target of a pod; and if it depends on what is learnt, for what, and until when it stands."""
     own = pod.cpu_guard
-    said = configured(kind, own.target_pressure_milliseconds, own.target_run_delay_percent, "configured")
-    if said is not None:
+    said = configured(kind, own.target_pressure_milliseconds, own.target_run_delay_percent, "strategy")
+    is_annotated = _TARGET_FIELDS[kind] in pod.annotated_guard
+    if said is not None and not is_annotated:
         return said, None
     load = load_of(used)
+    asked = said.waited if said is not None else None
     if before.allowed is not None and before.learnt is not None:
-        learnt_kind, learnt_load, until_s = before.learnt
-        if (learnt_kind, learnt_load) == (kind, load) and now_s < until_s:
+        *found, until_s = before.learnt
+        if found == [kind, load, asked] and now_s < until_s:
             return before.allowed, before.learnt
-    return history.target(before.workload, kind, used), (kind, load, now_s + LEARNT_S)
+    learnt = kind, load, asked, now_s + LEARNT_S
+    if asked is None:
+        return history.target(before.workload, kind, used), learnt
+    return annotated(kind, asked, history.usual(before.workload, kind, used)), learnt
 
 
 def is_guarded(pod: Pod) -> bool:
@@ -401,6 +417,17 @@ def _others_cores(snapshot: Snapshot, be_used: float) -> float:
     """What all but BE pods use; 0: not known."""
     window = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, LOOK_BACK_S)
     return max(window.avg - be_used, 0.0) if window is not None else 0.0
+
+
+def _loads(snapshot: Snapshot, law: LawState, errors: Mapping[str, float]) -> dict[str, float]:
+    """What the law asks of single pods: `LawInputs.loads`."""
+    wanted = {uid for uid, error in errors.items() if error > 1} | {law.bad_pod}
+    windows = {
+        pod.uid: snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, ASKED_S)
+        for pod in snapshot.pods
+        if pod.uid in wanted
+    }
+    return {uid: window.avg * 1_000 for uid, window in windows.items() if window is not None}
 
 
 def second_of(
@@ -498,12 +525,17 @@ def _moved(snapshot: Snapshot, state: GuardState) -> GuardState:
     return replace(state, position=position, cpus=cpus)
 
 
+def _is_guarding(state: GuardState, now_s: float) -> bool:
+    """Whether it bounds BE pods instead of CPU suppress: it sees, or holds a bound."""
+    return state.is_seeing or is_held(state.law, now_s, state.blind_s)
+
+
 def _bounds(snapshot: Snapshot, state: GuardState, reason: str) -> Iterator[Claim]:
     """The claims on the class of BE pods."""
     if state.position.quota_us != UNLIMITED:
         yield Claim(BE_CLASS, QUOTA, Role.AT_MOST, state.position.quota_us, reason=reason)
     cpus = state.cpus
-    if not cpus and state.is_seeing and snapshot.strategies.threshold.enable:
+    if not cpus and _is_guarding(state, snapshot.now_s) and snapshot.strategies.threshold.enable:
         # CPU suppress keeps BE pods off CPUs of LSE pods, and claims nothing now.
         cpus = frozenset(cpu.id for cpu in be_cpus(snapshot.node, snapshot.pods))
         if len(cpus) == len(snapshot.node.cpus) or snapshot.node.cpu_manager_policy == "static":
@@ -707,6 +739,15 @@ def _blind_reason(snapshot: Snapshot, state: GuardState, used: float | None) -> 
     if unread is None:
         return found
     return ": ".join((found, *_absences(snapshot, unread)))
+
+
+def _others_text(snapshot: Snapshot, state: GuardState) -> str:
+    """Whether CPU suppress bounds BE pods while the guard is blind."""
+    if not snapshot.asks_for(CpuSuppress.name):
+        return ""
+    if _is_guarding(state, snapshot.now_s):
+        return ", and CPU suppress claims nothing until then"
+    return "; CPU suppress bounds BE pods" + (" beside it" if state.law.bound is not None else "")
 
 
 def _unreadable(snapshot: Snapshot, state: GuardState, used: float | None) -> str:

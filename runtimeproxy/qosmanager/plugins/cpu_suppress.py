@@ -226,7 +226,9 @@ class CpuSuppress(Plugin[SuppressState]):
             explanation = "BECPUManager gives BE pods their CPUs"
             return Decision(SuppressState(has_cpu_manager=True), explanation=explanation)
         if snapshot.is_guarded:
-            return Decision(SuppressState(), explanation="cpu-guard bounds BE pods by what others wait")
+            return Decision(
+                SuppressState(), explanation="cpu-guard bounds BE pods by what others wait, and says how"
+            )
         allowed = be_cpus(snapshot.node, snapshot.pods)
         amount = _amount_of(snapshot)
         if not snapshot.node.cpus:

@@ -171,10 +171,15 @@ class Sampler:
         self._cycles_rings: dict[str, Ring] = {}
         self._cycles_cgroups: Sequence[str] = ()
         self._procfs = procfs
-        self._delays = RunDelays(process_folder(mounts), procfs, self._reader.clock)
         self._delay_rings: dict[str, Ring] = {}
         self._threads_of: Sequence[str] = ()
         self._most_kept_files = _kept_files() if most_kept_files is None else most_kept_files
+        self._delays = RunDelays(
+            process_folder(mounts),
+            procfs,
+            self._reader.clock,
+            most_kept_files=max(_descriptors() - self._most_kept_files, 0),
+        )
         self._lock = threading.Lock()
         """For series and rings: `read` changes them, queries come from other threads."""
         self._levels: dict[str, Level] = {}
@@ -372,6 +377,7 @@ class Sampler:
             self._malachite.close()
         self._reader.close()
         self._cycles.close()
+        self._delays.close()
         for each in self._series.values():
             for series in each:
                 series.files.close()
@@ -594,9 +600,14 @@ def _places(sources: Sequence[FileGroup]) -> dict[Metric, tuple[int, int]]:
     }
 
 
-def _kept_files() -> int:
+def _descriptors() -> int:
+    """How many may stay open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(min(soft - _SPARE_DESCRIPTORS, _MOST_KEPT_FILES), 0)
+    return max(soft - _SPARE_DESCRIPTORS, 0)
+
+
+def _kept_files() -> int:
+    return min(_descriptors(), _MOST_KEPT_FILES)
 
 
 def _numa_nodes(sysfs: Path) -> Sequence[int]:

@@ -16,13 +16,16 @@ from runtimeproxy.cgroups.mounts import Mount
 from runtimeproxy.qosmanager.guard.signal import Threads, run_delay_share
 
 MOST_THREADS: Final = 1_000
-"""Read in one pass, which takes about 15 ms."""
+"""Read in one pass."""
 MOST_CGROUPS: Final = 64
 """Below one pod: a container may make as many as it likes."""
 _LIST_PASSES: Final = 5
-"""The cgroups below a pod are listed once in so many passes."""
+"""The threads of a pod are listed once in so many passes, a fifth of the pods in each."""
 _LIST_BYTES: Final = 65_536
 _SCHEDSTAT_BYTES: Final = 96
+_LEAF_LINKS: Final = 2
+"""Source: Linux fs/kernfs/inode.c, kernfs_refresh_inode."""
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 PSI_IS_OFF: Final = (
     "PSI is off: the kernel was started with psi=0, or without psi=1 where that is its default"
@@ -79,16 +82,36 @@ class Delay(NamedTuple):
 
 
 class _Followed:
-    __slots__ = ("folders", "passes", "threads")
+    """A cgroup whose threads are read."""
 
-    def __init__(self) -> None:
+    __slots__ = ("descriptors", "is_due", "names", "threads", "turn")
+
+    def __init__(self, turn: int) -> None:
+        self.turn = turn
+        self.is_due = True
+        """Whether its threads are listed in the next pass whatever the turn."""
         self.threads: Threads = {}
-        self.folders: list[str] = []
-        self.passes = 0
+        self.names: dict[int, str] = {}
+        """By thread: its file."""
+        self.descriptors: dict[int, int] = {}
+        """Those of the files that stay open, by thread."""
+
+    def drop(self, thread: int) -> None:
+        del self.names[thread]
+        if (descriptor := self.descriptors.pop(thread, None)) is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        for thread in tuple(self.names):
+            self.drop(thread)
 
 
 class RunDelays:
-    """Reads the threads of some cgroups; used by one thread."""
+    """Reads the threads of some cgroups; used by one thread.
+
+    Threads are listed when one of them has ended, and once in `_LIST_PASSES` passes: one that is new counts
+    from the pass on that follows. Their files stay open as far as descriptors go.
+    """
 
     def __init__(
         self,
@@ -96,6 +119,7 @@ class RunDelays:
         procfs: Path,
         clock: Callable[[], float],
         most_threads: int = MOST_THREADS,
+        most_kept_files: int = MOST_THREADS,
     ) -> None:
         self.problem = NO_HIERARCHY if folder is None else ""
         """Why there is none; empty if that is not known."""
@@ -104,6 +128,9 @@ class RunDelays:
         self._procfs = str(procfs)
         self._clock = clock
         self._most_threads = most_threads
+        self._most_kept_files = most_kept_files
+        self._kept_files = 0
+        self._passes = 0
         self._followed: dict[str, _Followed] = {}
 
     def read(self, cgroups: Sequence[str]) -> list[Delay]:
@@ -114,12 +141,16 @@ class RunDelays:
         followed: dict[str, _Followed] = {}
         left, is_zero, is_any = self._most_threads, False, False
         self._are_hidden = False
-        for cgroup in cgroups:
+        self._passes += 1
+        for turn, cgroup in enumerate(cgroups):
             if left <= 0:
                 break
-            each = followed[cgroup] = self._followed.get(cgroup) or _Followed()
+            each = self._followed.pop(cgroup) if cgroup in self._followed else _Followed(turn)
+            followed[cgroup] = each
+            if each.is_due or (self._passes + each.turn) % _LIST_PASSES == 0:
+                self._list(cgroup, each, left)
             at_s = self._clock()
-            threads = self._threads(cgroup, each, left)
+            threads = self._threads(each, left)
             left -= len(threads)
             share = run_delay_share(each.threads, threads)
             each.threads = threads
@@ -128,7 +159,9 @@ class RunDelays:
             if share is not None:
                 found.append(Delay(cgroup, at_s, share))
         # Those that had no turn begin anew: what they waited since is of more than a pass.
+        self.close()
         self._followed = followed
+        self._kept_files = sum(len(each.descriptors) for each in followed.values())
         if found:
             self.problem = ""
         elif is_zero:
@@ -137,37 +170,79 @@ class RunDelays:
             self.problem = HIDDEN
         return found
 
-    def _threads(self, cgroup: str, followed: _Followed, most: int) -> dict[int, tuple[int, int]]:
-        if followed.passes % _LIST_PASSES == 0:
-            followed.folders = _cgroups_below(f"{self._folder}/{cgroup.strip('/')}")
-        followed.passes += 1
-        threads: dict[int, tuple[int, int]] = {}
-        for folder in followed.folders:
-            for process in _read(f"{folder}/cgroup.procs", _LIST_BYTES).split():
-                self._add_process(process.decode("ascii", "replace"), threads, most)
-                if len(threads) >= most:
-                    return threads
-        return threads
+    def close(self) -> None:
+        """Closes all files."""
+        for each in self._followed.values():
+            each.close()
+        self._followed = {}
 
-    def _add_process(self, process: str, threads: dict[int, tuple[int, int]], most: int) -> None:
+    def _list(self, cgroup: str, followed: _Followed, most: int) -> None:
+        """Finds the threads of a cgroup and of those below it."""
+        followed.is_due = False
+        names: dict[int, str] = {}
+        for folder in _cgroups_below(f"{self._folder}/{cgroup.strip('/')}"):
+            for process in _read(f"{folder}/cgroup.procs", _LIST_BYTES).split():
+                if len(names) < most:
+                    self._add_process(process.decode("ascii", "replace"), names, most)
+        for thread in followed.names.keys() - names.keys():
+            followed.drop(thread)
+        followed.names |= names
+
+    def _add_process(self, process: str, names: dict[int, str], most: int) -> None:
         tasks = f"{self._procfs}/{process}/task"
         try:
-            names = os.listdir(tasks)  # noqa: PTH208 - no paths are needed
+            threads = os.listdir(tasks)  # noqa: PTH208 - no paths are needed
         except OSError:
             self._are_hidden = True
             return  # Or it has ended.
-        for name in names[: most - len(threads)]:
-            fields = _read(f"{tasks}/{name}/schedstat", _SCHEDSTAT_BYTES).split()
+        for thread in threads[: most - len(names)]:
+            names[int(thread)] = f"{tasks}/{thread}/schedstat"
+
+    def _threads(self, followed: _Followed, most: int) -> dict[int, tuple[int, int]]:
+        threads: dict[int, tuple[int, int]] = {}
+        failed = ""
+        descriptors = followed.descriptors
+        for thread, name in tuple(followed.names.items())[:most]:
+            try:
+                if (descriptor := descriptors.get(thread)) is not None:
+                    fields = os.pread(descriptor, _SCHEDSTAT_BYTES, 0).split()
+                else:
+                    fields = self._opened(followed, thread, name).split()
+            except OSError:
+                # It has ended, or the kernel has no such file.
+                followed.drop(thread)
+                failed = name
+                continue
             if len(fields) == 3 and fields[0].isdigit() and fields[1].isdigit():
-                threads[int(name)] = int(fields[0]), int(fields[1])
-        if names and not threads and not os.path.exists(f"{tasks}/{names[0]}/schedstat"):  # noqa: PTH110
-            self.problem = NO_SCHEDSTAT if os.path.exists(f"{tasks}/{names[0]}/stat") else ""  # noqa: PTH110
+                threads[thread] = int(fields[0]), int(fields[1])
+        if failed:
+            followed.is_due = bool(threads)
+            if not threads:
+                self._note_schedstat(failed)
+        return threads
+
+    def _opened(self, followed: _Followed, thread: int, name: str) -> bytes:
+        """The content of a file, which stays open if it may."""
+        descriptor = os.open(name, _FLAGS)
+        if self._kept_files < self._most_kept_files:
+            followed.descriptors[thread] = descriptor
+            self._kept_files += 1
+            return os.pread(descriptor, _SCHEDSTAT_BYTES, 0)
+        try:
+            return os.read(descriptor, _SCHEDSTAT_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def _note_schedstat(self, name: str) -> None:
+        folder = Path(name).parent
+        if not (folder / "schedstat").exists() and (folder / "stat").exists():
+            self.problem = NO_SCHEDSTAT
 
 
 def _read(path: str, most: int) -> bytes:
     """The content of a file; empty if it cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, _FLAGS)
     except OSError:
         return b""
     try:
@@ -183,6 +258,9 @@ def _cgroups_below(folder: str) -> list[str]:
     found = [folder]
     for each in found:
         try:
+            # A link for itself, one of its parent, and one of each folder in it: most have none.
+            if os.stat(each).st_nlink == _LEAF_LINKS:  # noqa: PTH116 - no paths are needed
+                continue
             with os.scandir(each) as entries:
                 found += (entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
         except OSError:

@@ -112,7 +112,8 @@ def node_resource(watch: QosManagerWatch) -> api_pb2.GetCustomNodeResourceRespon
 
 
 def _line(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text[:MOST_TEXT])
+    text = text[:MOST_TEXT]
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
 
 
 def qos_manager_status(watch: QosManagerWatch) -> api_pb2.QosManagerStatus:

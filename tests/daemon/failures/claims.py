@@ -87,14 +87,16 @@ def manager_is_missing(scene: Scene) -> ProxyProcess:
     return daemon
 
 
-def plugin_fails(scene: Scene) -> ProxyProcess:
+def plugin_fails(scene: Scene, name: str = "cpu-suppress", problem: str = "it still hangs") -> ProxyProcess:
     daemon = scene.start()
-    plugin = api_pb2.QosPluginStatus(
-        name="cpu-suppress", mode=api_pb2.MODE_ENFORCE, is_wanted=True, problem="it still hangs"
-    )
+    plugin = api_pb2.QosPluginStatus(name=name, mode=api_pb2.MODE_ENFORCE, is_wanted=True, problem=problem)
     report_to(daemon, api_pb2.QosManagerReport(version="1", pid=7, plugins=[plugin]))
-    scene.wait_for(daemon, "qos_plugin_failing", plugin="cpu-suppress")
+    scene.wait_for(daemon, "qos_plugin_failing", plugin=name)
     return daemon
+
+
+def guard_is_blind(scene: Scene) -> ProxyProcess:
+    return plugin_fails(scene, "cpu-guard", "BE pods are not bounded, as it cannot be read what others wait")
 
 
 def malachite_is_away(scene: Scene) -> ProxyProcess:
@@ -249,6 +251,9 @@ ROWS: Final = {
         manager_is_missing, lambda s: "systemctl start koord-qos-manager" in str(s.problems)
     ),
     "a plugin of a running QoS manager": Row(plugin_fails, lambda s: "it still hangs" in str(s.problems)),
+    "the plugin `cpu-guard` can read": Row(
+        guard_is_blind, lambda s: "cannot be read what others wait" in str(s.problems)
+    ),
     "Malachite is away": Row(malachite_is_away, lambda s: "kernel's files: Malachite at" in str(s.notes)),
     "no request has renewed": Row(
         lapse, lambda status: owner_of(status).state == api_pb2.ClaimOwner.STATE_HELD

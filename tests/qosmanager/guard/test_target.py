@@ -11,6 +11,7 @@ from runtimeproxy.qosmanager.guard.signal import WaitKind
 from runtimeproxy.qosmanager.guard.target import (
     MOST_WORKLOADS,
     QuietHistory,
+    annotated,
     configured,
     load_of,
     wants_probe,
@@ -137,8 +138,43 @@ def test_workloads_are_bounded() -> None:
 def test_configured(
     kind: WaitKind, pressure: float | None, delay: float | None, expected: float | None
 ) -> None:
-    target = configured(kind, pressure, delay, "annotation")
+    target = configured(kind, pressure, delay, "strategy")
     assert (target and target.waited) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "usual", "expected", "source"),
+    [
+        (WaitKind.PRESSURE, 8.0, None, 8.0, "annotation"),
+        (WaitKind.PRESSURE, 5.0, None, 5.0, "annotation"),
+        (WaitKind.PRESSURE, 1.0, None, 5.0, "asks for 1 ms/s, at least 5 ms/s by annotation"),
+        (WaitKind.PRESSURE, 1_000.0, 9.0, 1_000.0, "annotation"),
+        (WaitKind.PRESSURE, 9.9, 9.0, 9.9, "annotation"),
+        (
+            WaitKind.PRESSURE,
+            9.0,
+            9.0,
+            9.9,
+            "asks for 9 ms/s, at least 1.1 x 9.0, usual while BE pods are quiet",
+        ),
+        (WaitKind.PRESSURE, 1.0, 4.0, 5.0, "asks for 1 ms/s, at least 5 ms/s by annotation"),
+        (WaitKind.RUN_DELAY, 50.0, None, 50.0, "annotation"),
+        (WaitKind.RUN_DELAY, 10.0, 0.0, 50.0, "asks for 10 permille, at least 50 permille by annotation"),
+        (
+            WaitKind.RUN_DELAY,
+            100.0,
+            200.0,
+            220.0,
+            "asks for 100 permille, at least 1.1 x 200.0, usual while BE pods are quiet",
+        ),
+    ],
+)
+def test_targets_of_annotations(
+    kind: WaitKind, asked: float, usual: float | None, expected: float, source: str
+) -> None:
+    target = annotated(kind, asked, usual)
+    assert target.waited == pytest.approx(expected)
+    assert target.source == source
 
 
 @pytest.mark.parametrize(

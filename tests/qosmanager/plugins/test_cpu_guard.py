@@ -31,6 +31,7 @@ from runtimeproxy.qosmanager.plugins.cpu_guard import (
 )
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress, SuppressState
 from runtimeproxy.qosmanager.snapshot import (
+    NODE_CGROUP,
     Level,
     Metric,
     Metrics,
@@ -103,6 +104,7 @@ class Guarded:
         self.state: GuardState = self.plugin.setup(PluginContext(gates={}, held=held, options=options))
         self.decision: Decision[GuardState] = Decision(self.state)
         self.be_cores = 2.0
+        self.node_cores: float | None = None
         self.metric = Metric.CPU_PRESSURE_FULL
 
     def second(
@@ -124,6 +126,8 @@ class Guarded:
             metrics.add(cgroup, Metric.CPU_THROTTLED, share)
         bound = self.state.law.bound
         got = self.be_cores if bound is None else min(self.be_cores, bound / 1_000)
+        if self.node_cores is not None:
+            metrics.add(NODE_CGROUP, Metric.CPU_USAGE, self.node_cores)
         if be_is_read:
             metrics.add(BEST_EFFORT, Metric.CPU_USAGE, got)
         self.decision = self.plugin.run(self.snapshot(), self.state)
@@ -302,14 +306,15 @@ def test_blind_it_holds_and_gives_back() -> None:
     assert set(bounds) == {1_500}
     node.metrics.problems = {Metric.CPU_PRESSURE_FULL: "PSI is off"}
     node.second(None)
-    assert not node.decision.is_guarding
     assert (
         "blind: nothing was read (1 pods): PSI is off; 1500m is held for 60 s more"
         in node.decision.explanation
     )
     assert set(node.seconds([None] * 59)) == {1_500}
+    is_held = node.decision.is_guarding
     later = node.seconds([None] * 120)
     assert later[0] == 1_750
+    assert (is_held, node.decision.is_guarding) == (True, False)
     assert later[-1] is None
 
 
@@ -346,30 +351,59 @@ def test_unknown_usage_of_be_pods_is_a_problem_of_the_plugin() -> None:
     assert node.second(0.01, be_is_read=False).problem == ""
 
 
-def test_cpu_suppress_claims_only_while_the_guard_is_blind() -> None:
-    """Beside the bound that is held then: the smaller one of both applies."""
+def test_cpu_suppress_claims_when_a_blind_guard_holds_no_bound() -> None:
+    """At once without one; else when the hold has ended, beside what is given back in steps."""
     node, suppress = Guarded(), CpuSuppress()
+    node.node_cores = 3.0
+    node.strategies = Strategies(threshold=Threshold(enable=True), cpu_guard=ON)
     state = suppress.setup(PluginContext(gates={}))
-    strategies = Strategies(threshold=Threshold(enable=True), cpu_guard=ON)
 
     def suppresses() -> bool:
         nonlocal state
-        snapshot = replace(node.snapshot(), strategies=strategies, is_guarded=node.decision.is_guarding)
-        decision = suppress.run(snapshot, state)
+        decision = suppress.run(replace(node.snapshot(), is_guarded=node.decision.is_guarding), state)
         state = decision.state
+        assert ("cpu-guard" in decision.explanation) is node.decision.is_guarding
         return bool(decision.claims)
 
+    node.second(None)
+    assert (suppresses(), node.quota_us()) == (True, None)
+    assert node.decision.explanation.startswith(
+        "blind: nothing was read (1 pods); nothing is bounded; CPU suppress bounds BE pods"
+    )
     node.seconds([0.04] * 4)
     assert (suppresses(), node.quota_us()) == (False, 150_000)
     node.seconds([None] * 9)
     assert not suppresses()
-    # Blind now: its bound is held, and does not keep suppress from a smaller one.
     node.second(None)
-    assert (node.decision.is_guarding, node.quota_us()) == (False, 150_000)
-    assert "cpu-guard" not in suppress.run(replace(node.snapshot(), strategies=strategies), state).explanation
+    assert (
+        "; 1500m is held for 60 s more, and CPU suppress claims nothing until then"
+        in node.decision.explanation
+    )
+    held = list[bool]()
+    for _ in range(60):
+        held.append(suppresses())
+        assert node.quota_us() == 150_000
+        node.second(None)
+    assert held == [False] * 60
+    assert (suppresses(), node.quota_us()) == (True, 175_000)
+    assert "; given back in steps: 1750m; CPU suppress bounds BE pods beside it" in node.decision.explanation
+    # It sees again, and goes on from the smaller one of both.
+    node.be_limit_cores = 1.0
     node.seconds([0.018] * 2)
-    assert node.decision.is_guarding
-    assert not suppresses()
+    assert (suppresses(), node.quota_us()) == (False, 100_000)
+
+
+def test_a_guard_that_holds_its_bound_keeps_be_pods_off_cpus_of_lse_pods() -> None:
+    """CPU suppress, which does so else, claims nothing."""
+    lse = pod_of("lse", QoSClass.LSE, cpus=frozenset({0, 1}), kube_qos=KubeQoSClass.GUARANTEED)
+    node = Guarded(pods=[WEB, BATCH, lse])
+    node.strategies = Strategies(threshold=Threshold(enable=True), cpu_guard=ON)
+    node.seconds([0.04] * 4)
+    assert (node.quota_us(), node.cpus) == (150_000, frozenset({2, 3}))
+    node.seconds([None] * 69)
+    assert (node.decision.is_guarding, node.quota_us(), node.cpus) == (True, 150_000, frozenset({2, 3}))
+    node.second(None)
+    assert (node.decision.is_guarding, node.cpus) == (False, None)
 
 
 def test_without_guarded_pods_it_is_blind() -> None:
@@ -538,12 +572,17 @@ def test_never_cpus_of_lse_pods() -> None:
 def test_quiet_seconds_make_a_target(tmp_path: Path) -> None:
     node = Guarded(options=CpuGuardOptions(folder=str(tmp_path)))
     node.be_cores = 0.1
-    node.seconds([0.004] * 70)
-    assert not (tmp_path / "cpu-guard.json").exists()
-    node.remember(saved_s=node.metrics.now_s - 600)
+    file = tmp_path / "cpu-guard.json"
+    # The first time 90 s after the first decision, then every 10 minutes.
+    node.seconds([0.004] * 90)
+    assert not file.exists()
     node.second(0.004)
-    saved = json.loads((tmp_path / "cpu-guard.json").read_text())
-    assert list(saved) == ["default/web:web"]
+    assert list(json.loads(file.read_text())) == ["default/web:web"]
+    file.unlink()
+    node.seconds([0.004] * 599)
+    assert not file.exists()
+    node.second(0.004)
+    assert file.exists()
     node.be_cores = 2.0
     assert any(node.seconds([0.012] * 20))
     assert "1.3 x " in node.decision.explanation
@@ -572,7 +611,30 @@ def test_the_pods_own_target() -> None:
     node = Guarded(pods=[pod_of("web", cpu_guard=own), BATCH])
     assert set(node.seconds([0.04] * 10)) == {None}
     assert node.seconds([0.2] * 3)[-1] == 1_500
-    assert "t 100.0 ms/s (configured)" in node.decision.explanation
+    assert "t 100.0 ms/s (strategy)" in node.decision.explanation
+
+
+def test_an_annotation_asks_for_no_less_than_what_may_be_learnt() -> None:
+    """A strategy may: the node's owner says so."""
+    own, asked = PodCpuGuard(target_pressure_milliseconds=1), frozenset({"target_pressure_milliseconds"})
+    node = Guarded(pods=[pod_of("web", cpu_guard=own), BATCH])
+    assert node.seconds([0.004] * 4)[-1] is not None
+    node = Guarded(pods=[pod_of("web", cpu_guard=own, annotated_guard=asked), BATCH])
+    assert set(node.seconds([0.004] * 70)) == {None}
+    text = "t 5.0 ms/s (asks for 1 ms/s, at least 5 ms/s by annotation), e 0.80"
+    assert text in node.decision.explanation
+    assert next(iter(node.decision.pod_notes)).endswith(text)
+    # And for no less than what is usual, once that is known.
+    node.be_cores = 0.1
+    node.seconds([0.01] * 70)
+    assert "(asks for 1 ms/s, at least 1.1 x 1" in node.decision.explanation
+    # One that was changed applies at once.
+    node.pods = (
+        pod_of("web", cpu_guard=PodCpuGuard(target_pressure_milliseconds=40), annotated_guard=asked),
+        BATCH,
+    )
+    node.second(0.01)
+    assert "t 40.0 ms/s (annotation)" in node.decision.explanation
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -62,13 +63,50 @@ def test_the_run_delay_of_all_threads(tree: Tree) -> None:
     tree.tick(DELAY)
     assert delays(tree) == []
     put_threads(tree, 1, {1: (60, 20)})
-    put_threads(tree, 5, {6: (1_010, 10), 7: (9_999, 9_999)})
+    put_threads(tree, 5, {6: (1_010, 10)})
     tree.tick(DELAY)
     assert delays(tree) == [(2.0, 0.3)]
     put_threads(tree, 1, {1: (160, 20)})
-    put_threads(tree, 5, {7: (9_999, 9_899)})
+    put_threads(tree, 5, {6: (1_010, 9)})
     tree.tick(DELAY)
     assert delays(tree) == [(2.0, 0.3), (3.0, -1.0)]
+
+
+def test_a_new_thread_counts_from_the_pass_after_its_listing(tree: Tree) -> None:
+    tree.cgroup(POD)
+    put_processes(tree, POD, 1)
+    put_threads(tree, 1, {1: (0, 0)})
+    tree.sampler.follow_threads([POD])
+    tree.tick(DELAY)
+    put_threads(tree, 1, {2: (5_000, 5_000)})
+    # Listed within these.
+    tree.tick(DELAY, passes=5)
+    put_threads(tree, 1, {2: (5_030, 5_010)})
+    tree.tick(DELAY)
+    assert delays(tree) == [(7.0, 0.25)]
+
+
+@pytest.mark.parametrize("kept_files", [0, 1_000])
+def test_a_thread_that_has_ended_has_the_others_listed_anew(kept_files: int, tmp_path: Path) -> None:
+    tree = Tree(tmp_path, 2)
+    procfs, now = tmp_path / "proc", iter(range(1_000))
+    reader = RunDelays(
+        tree.mounts["cpu"].folder, procfs, lambda: float(next(now)), most_kept_files=kept_files
+    )
+    put_processes(tree, POD, 1)
+    put_threads(tree, 1, {1: (0, 0), 2: (0, 0)})
+    reader.read([POD])
+    ended = procfs / "1/task/2"
+    # As the kernel ends an open file of a thread.
+    os.close(reader._followed[POD].descriptors.pop(2)) if kept_files else None
+    shutil.rmtree(ended)
+    put_threads(tree, 1, {1: (10, 0), 3: (0, 0)})
+    assert [each.share for each in reader.read([POD])] == [0.0]
+    put_threads(tree, 1, {1: (20, 0), 3: (0, 0)})
+    reader.read([POD])
+    put_threads(tree, 1, {1: (20, 0), 3: (0, 10)})
+    assert [each.share for each in reader.read([POD])] == [1.0]
+    reader.close()
 
 
 def test_only_the_pods_that_are_named(tree: Tree) -> None:
@@ -129,7 +167,7 @@ def test_threads_that_procfs_hides(tree: Tree) -> None:
     # One that has ended is no reason.
     put_processes(tree, POD, 11, 12)
     put_threads(tree, 12, {12: (1_000, 0)})
-    tree.tick(DELAY)
+    tree.tick(DELAY, passes=5)
     put_threads(tree, 12, {12: (2_000, 1_000)})
     tree.tick(DELAY)
     assert len(delays(tree)) == 1
