@@ -77,7 +77,7 @@ class Way:
         if self.name in ("protection", "feedback"):
             strategy = {"enable": True, "feedback": self.name == "feedback"}
             if self.number is not None:
-                strategy["targetPressureMilliseconds"] = self.number
+                strategy["targetPressureMilliseconds"] = int(self.number)
             return {"cpu-guard-config": {"clusterStrategy": strategy}}
         return {}
 
@@ -96,6 +96,8 @@ def way(text: str) -> Way:
         raise ValueError(text)
     if found.name == BOUND and (number is None or number < MIN_QUOTA_US / 100):
         raise ValueError(text)
+    if found.name in ("suppress", "feedback") and number is not None and not number.is_integer():
+        raise ValueError(text)  # Strategies have whole numbers only.
     if found.name == "cpus" and (number is None or not 1 <= number <= CPUS):
         raise ValueError(text)
     return found

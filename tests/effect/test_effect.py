@@ -190,12 +190,22 @@ def test_each_way_is_first_as_often_and_does_not_always_follow_the_same() -> Non
 def test_ways_with_numbers() -> None:
     suppress = way("suppress:80").strategies["resource-threshold-config"]["clusterStrategy"]
     assert suppress["cpuSuppressThresholdPercent"] == 80
-    guard = way("feedback:12.5").strategies["cpu-guard-config"]["clusterStrategy"]
-    assert guard == {"enable": True, "feedback": True, "targetPressureMilliseconds": 12.5}
+    guard = way("feedback:12").strategies["cpu-guard-config"]["clusterStrategy"]
+    assert guard == {"enable": True, "feedback": True, "targetPressureMilliseconds": 12}
     assert way("protection").strategies["cpu-guard-config"]["clusterStrategy"]["feedback"] is False
     assert not way("nothing").strategies
     assert not any(way(text).strategies for text in ("bound:500", "cpus:1", "idle"))
-    for text in ("alone:1", "other", "suppress:x", "bound", "bound:9", "cpus", "cpus:0", "idle:1"):
+    for text in (
+        "alone:1",
+        "other",
+        "suppress:x",
+        "bound",
+        "bound:9",
+        "cpus",
+        "cpus:0",
+        "idle:1",
+        "feedback:1.5",
+    ):
         with pytest.raises(ValueError, match=r".*"):
             way(text)
 
