@@ -110,7 +110,7 @@ class RunningPod:
         }
         assert wanted.keys() == {"", *self.containers}
 
-        def found() -> dict[str, tuple[int, int, str]]:
+        def found() -> dict[str, tuple[int | None, int | None, str]]:
             paths = {"": parent} | {name: f"{parent}/{each}" for name, each in self.containers.items()}
             return {name: self._values(path, has_cpus=bool(name)) for name, path in paths.items()}
 
@@ -120,10 +120,12 @@ class RunningPod:
             assert found() == wanted
             raise
 
-    def _values(self, path: str, *, has_cpus: bool) -> tuple[int, int, str]:
-        quota = self.files.read(path, "cpu.max").split()[0]
+    def _values(self, path: str, *, has_cpus: bool) -> tuple[int | None, int | None, str]:
+        """Quota, burst and CPUs; None for a file that is empty, because the daemon is about to write it."""
+        quota = self.files.read(path, "cpu.max").partition(" ")[0].replace("max", "-1")
+        burst = self.files.read(path, "cpu.max.burst")
         cpus = self.files.read(path, "cpuset.cpus").strip() if has_cpus else ""
-        return -1 if quota == "max" else int(quota), int(self.files.read(path, "cpu.max.burst")), cpus
+        return int(quota) if quota else None, int(burst) if burst else None, cpus
 
 
 def limits(quota_us: int) -> cri.LinuxContainerResources:
