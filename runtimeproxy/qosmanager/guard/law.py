@@ -27,7 +27,7 @@ LEAST_BE_SHARE: Final = 0.05
 LEAST_STEP: Final = 250
 STEP_SHARE: Final = 0.05
 """Of the node's CPUs."""
-LEAST_FLOOR: Final = 500
+LEAST_FLOOR: Final = 200
 FLOOR_SHARE: Final = 0.1
 """Of the node's CPUs: what BE pods keep in any case."""
 NEAR_BAD: Final = 0.9

@@ -46,7 +46,7 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("cpus", "floor", "expected"), [(2, 0, 500), (8, 0, 800), (64, 0, 6_400), (8, 2_000, 2_000)]
+    ("cpus", "floor", "expected"), [(1, 0, 200), (2, 0, 200), (4, 0, 400), (8, 0, 800), (64, 0, 6_400), (8, 2_000, 2_000)]
 )
 def test_floor(cpus: int, floor: int, expected: int) -> None:
     assert floor_of(cpus, floor) == expected

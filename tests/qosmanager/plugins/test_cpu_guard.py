@@ -180,8 +180,8 @@ def test_waits_above_the_target_bound_be_pods() -> None:
     assert node.cpus is None
     text = node.decision.explanation
     for part in (
-        "rule 1: 2000m less 25%, at least 500m = 1500m",
-        "E 2.00 of default/web, B 1500m, B_bad 2000m, F 500m",
+        "rule 1: 2000m less 25%, at least 400m = 1500m",
+        "E 2.00 of default/web, B 1500m, B_bad 2000m, F 400m",
         "default/web: w 40.0, t 20.0 ms/s (default: 0 of 60 quiet seconds at this load), e 2.00",
     ):
         assert part in text
@@ -670,7 +670,7 @@ def test_a_probe_makes_quiet_seconds() -> None:
         node.second(0.015)
         quotas.append(node.quota_us())
     # 5 s at the floor, and back to where it was.
-    assert quotas == [None] + [50_000] * 5 + [None] * 9
+    assert quotas == [None] + [40_000] * 5 + [None] * 9
     probed_s = node.state.probed_s
     assert node.state.quiet_s == probed_s + 5
     node.remember(quiet_s=node.metrics.now_s - 1_800)
@@ -761,7 +761,7 @@ def test_metrics() -> None:
         ("error", ()): 2.0,
         ("bound_millicores", ()): 1_500,
         ("bad_bound_millicores", ()): 2_000,
-        ("floor_millicores", ()): 500,
+        ("floor_millicores", ()): 400,
         ("pod_wait_ratio", web): 0.04,
         ("pod_target_ratio", web): 0.02,
     }
