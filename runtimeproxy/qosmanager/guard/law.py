@@ -24,7 +24,7 @@ ENOUGH: Final = 0.9
 """The error that decreases after the first one are to reach."""
 LEAST_BE_SHARE: Final = 0.05
 """Of the node's CPUs: BE pods that use less are not what others wait for."""
-LEAST_STEP: Final = 250
+LEAST_STEP: Final = 100
 STEP_SHARE: Final = 0.05
 """Of the node's CPUs."""
 LEAST_FLOOR: Final = 200

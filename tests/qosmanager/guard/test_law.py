@@ -55,7 +55,7 @@ def test_floor(cpus: int, floor: int, expected: int) -> None:
 @pytest.mark.parametrize(
     ("cpus", "is_whole", "expected"),
     [
-        *((2, False, 250), (5, False, 250), (8, False, 400), (64, False, 3_200)),
+        *((1, False, 100), (2, False, 100), (8, False, 400), (64, False, 3_200)),
         *((8, True, 1_000), (24, True, 2_000), (64, True, 4_000)),
     ],
 )

@@ -312,8 +312,8 @@ def test_blind_it_holds_and_gives_back() -> None:
     )
     assert set(node.seconds([None] * 59)) == {1_500}
     is_held = node.decision.is_guarding
-    later = node.seconds([None] * 120)
-    assert later[0] == 1_750
+    later = node.seconds([None] * 150)
+    assert later[0] == 1_700
     assert (is_held, node.decision.is_guarding) == (True, False)
     assert later[-1] is None
 
@@ -385,8 +385,8 @@ def test_cpu_suppress_claims_when_a_blind_guard_holds_no_bound() -> None:
         assert node.quota_us() == 150_000
         node.second(None)
     assert held == [False] * 60
-    assert (suppresses(), node.quota_us()) == (True, 175_000)
-    assert "; given back in steps: 1750m; CPU suppress bounds BE pods beside it" in node.decision.explanation
+    assert (suppresses(), node.quota_us()) == (True, 170_000)
+    assert "; given back in steps: 1700m; CPU suppress bounds BE pods beside it" in node.decision.explanation
     # It sees again, and goes on from the smaller one of both.
     node.be_limit_cores = 1.0
     node.seconds([0.018] * 2)
