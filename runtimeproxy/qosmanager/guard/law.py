@@ -75,8 +75,8 @@ class LawInputs(NamedTuple):
     cpus: int
     floor: int
     """Millicores, by the strategy; the law has its own least ones."""
-    others_used: float = 0.0
-    """Millicores of all that is no BE pod."""
+    others_used: float | None = 0.0
+    """Millicores of all that is no BE pod; None: not known."""
     be_waits: float | None = None
     """Share of the time in which some task of BE pods waits for a CPU, by PSI; None: not known."""
     by_cpus: bool = False
@@ -84,7 +84,8 @@ class LawInputs(NamedTuple):
     moved_s: float = float("-inf")
     """When the number of CPUs changed last that BE pods may have."""
     loads: Mapping[str, float] = {}
-    """Millicores, mean of some seconds: of the pods with an error above 1, and of `LawState.bad_pod`."""
+    """Millicores, mean of some seconds: of pods with an error above 1, and of `LawState.bad_pod`, 0 if it is
+    gone; without those that are not known."""
 
 
 class Decreases(NamedTuple):
@@ -109,8 +110,8 @@ class Rise(NamedTuple):
     held: int
     """The bound before it."""
     at_s: float
-    load: float
-    """What all but BE pods used then, in millicores."""
+    load: float | None
+    """What all but BE pods used then, in millicores; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +124,11 @@ class LawState:
     """The bound before the last decrease."""
     bad_s: float = float("-inf")
     bad_load: float = 0.0
-    """What all but BE pods used then, in millicores."""
+    """What all but BE pods used then, in millicores; 0: not known."""
     bad_pod: str = ""
     """The pod that waited then."""
     bad_pod_load: float = 0.0
-    """What it used, in millicores."""
+    """What it used, in millicores; 0: not known."""
     wait_s: float = FIRST_WAIT_S
     """How long a rise above the bad bound waits at the same load, and has to hold."""
     decreased_s: float = float("-inf")
@@ -196,7 +197,7 @@ def _base(state: LawState, facts: LawInputs, floor: int) -> int:
     asked = facts.be_asked
     if facts.by_cpus and (state.bound is None or _is_whole(state.bound, facts)):
         # They share their CPUs with all others, and so get less than so many CPUs.
-        left = 1 - facts.others_used / (facts.cpus * 1_000)
+        left = 1 - (facts.others_used or 0.0) / (facts.cpus * 1_000)
         asked = min(asked / max(left, 0.1), facts.cpus * 1_000)
         asked = -(-asked // 1_000) * 1_000 if asked >= LEAST_MILLICORES else asked
     return max(int(asked), floor) if state.bound is None else max(min(state.bound, int(asked)), floor)
@@ -285,7 +286,7 @@ def _decreased(state: LawState, facts: LawInputs, over: Mapping[str, float], flo
         bound=after,
         bad=bad,
         bad_s=now_s,
-        bad_load=facts.others_used,
+        bad_load=facts.others_used or 0.0,
         bad_pod=driver,
         bad_pod_load=facts.loads.get(driver, 0.0),
         wait_s=min(state.wait_s * 2, MOST_WAIT_S) if is_retry else state.wait_s,
@@ -301,6 +302,8 @@ def _failed_from(state: LawState, facts: LawInputs) -> int | None:
     rise = state.rise
     if rise is None or facts.now_s - rise.at_s >= state.wait_s:
         return None
+    if facts.others_used is None or rise.load is None:
+        return rise.held
     return rise.held if facts.others_used * SAME_LOAD <= rise.load else None
 
 
@@ -441,8 +444,11 @@ def _under(state: LawState, facts: LawInputs, error: float | None) -> LawStep:
 
 def _has_less_load(state: LawState, facts: LawInputs) -> bool:
     """Whether all but BE pods, or the pod that waited, use less than when the bound was too much."""
-    used = facts.loads.get(state.bad_pod, 0.0)
-    return facts.others_used < SAME_LOAD * state.bad_load or used < SAME_LOAD * state.bad_pod_load
+    now_and_then = (
+        (facts.others_used, state.bad_load),
+        (facts.loads.get(state.bad_pod), state.bad_pod_load),
+    )
+    return any(now is not None and now < SAME_LOAD * then for now, then in now_and_then)
 
 
 def _raised(state: LawState, bound: int | None, facts: LawInputs) -> LawState:

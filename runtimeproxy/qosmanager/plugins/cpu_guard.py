@@ -334,12 +334,12 @@ class CpuGuardPlugin(Plugin[GuardState]):
                 be_used=used * 1_000,
                 be_asked=asked * 1_000,
                 be_waits=_be_waits(snapshot),
-                others_used=_others_cores(snapshot, used) * 1_000,
+                others_used=_others_used(snapshot, used),
                 cpus=cpus,
                 floor=strategy.floor_millicores,
                 by_cpus=is_by_cpus(cpus * 1_000, cpus, snapshot.node.cpu_manager_policy),
                 moved_s=state.position.changed_s,
-                loads=_loads(snapshot, law, errors),
+                loads=loads_of(snapshot, law, errors),
             ),
         )
         return replace(state, law=step.state, step=step), _step_text(snapshot, step, used)
@@ -413,21 +413,23 @@ def _be_waits(snapshot: Snapshot) -> float | None:
     return window.avg if window is not None else None
 
 
-def _others_cores(snapshot: Snapshot, be_used: float) -> float:
-    """What all but BE pods use; 0: not known."""
+def _others_used(snapshot: Snapshot, be_cores: float) -> float | None:
+    """What all but BE pods use, in millicores; None: not known."""
     window = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, LOOK_BACK_S)
-    return max(window.avg - be_used, 0.0) if window is not None else 0.0
+    return max(window.avg - be_cores, 0.0) * 1_000 if window is not None else None
 
 
-def _loads(snapshot: Snapshot, law: LawState, errors: Mapping[str, float]) -> dict[str, float]:
+def loads_of(snapshot: Snapshot, law: LawState, errors: Mapping[str, float]) -> dict[str, float]:
     """What the law asks of single pods: `LawInputs.loads`."""
     wanted = {uid for uid, error in errors.items() if error > 1} | {law.bad_pod}
-    windows = {
-        pod.uid: snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, ASKED_S)
-        for pod in snapshot.pods
-        if pod.uid in wanted
-    }
-    return {uid: window.avg * 1_000 for uid, window in windows.items() if window is not None}
+    loads = {law.bad_pod: 0.0}
+    for pod in snapshot.pods:
+        if pod.uid in wanted:
+            loads.pop(pod.uid, None)
+            window = snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, ASKED_S)
+            if window is not None:
+                loads[pod.uid] = window.avg * 1_000
+    return loads
 
 
 def second_of(

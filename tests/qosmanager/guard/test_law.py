@@ -46,7 +46,8 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("cpus", "floor", "expected"), [(1, 0, 200), (2, 0, 200), (4, 0, 400), (8, 0, 800), (64, 0, 6_400), (8, 2_000, 2_000)]
+    ("cpus", "floor", "expected"),
+    [(1, 0, 200), (2, 0, 200), (4, 0, 400), (8, 0, 800), (64, 0, 6_400), (8, 2_000, 2_000)],
 )
 def test_floor(cpus: int, floor: int, expected: int) -> None:
     assert floor_of(cpus, floor) == expected
@@ -155,17 +156,21 @@ def test_a_bound_that_was_too_much_waits() -> None:
     # With less load of others there is nothing to wait for.
     less = [step.state.bound for step in run(state, [0.5] * 30, start_s=1_001.0, others_used=2_600.0)]
     assert (less[10], less[20]) == (3_400, 3_800)
+    # A load that is not known is not less.
+    unknown = run(state, [0.5] * 30, start_s=1_001.0, others_used=None)
+    assert unknown[-1].state.bound == 3_400
 
 
 def test_the_bound_that_was_too_much_need_not_be_when_the_pod_that_waited_uses_less() -> None:
-    """Of all others that is little; a pod that is gone uses nothing."""
+    """Of all others that is little; a pod that is gone uses nothing. What is not known is not less."""
     state = run(LawState(bound=4_000), [2.0], others_used=9_000.0, loads={WEB: 500.0}, **BUSY)[0].state
     assert (state.bound, state.bad, state.bad_pod, state.bad_pod_load) == (3_000, 4_000, WEB, 500.0)
 
     def after_22_s(loads: dict[str, float]) -> int | None:
         return run(state, [0.5] * 22, start_s=1_003.0, others_used=9_000.0, loads=loads)[-1].state.bound
 
-    assert (after_22_s({WEB: 450.0}), after_22_s({WEB: 449.0}), after_22_s({})) == (3_400, 3_800, 3_800)
+    loads: tuple[dict[str, float], ...] = ({WEB: 450.0}, {WEB: 449.0}, {WEB: 0.0}, {})
+    assert [after_22_s(each) for each in loads] == [3_400, 3_800, 3_800, 3_400]
 
 
 RETRY = LawState(bound=3_800, bad=4_000, bad_s=990.0, rise=Rise(3_400, 995.0, 3_000.0), wait_s=240.0)
@@ -393,7 +398,7 @@ def test_unbounded_within_five_minutes_after_the_last_wait() -> None:
 @pytest.mark.parametrize(
     ("cpus", "by_cpus"), [(1, False), (2, False), (8, True), (24, True), (64, True), (64, False)]
 )
-@pytest.mark.parametrize(("others_used", "loads"), [(500.0, {}), (400.0, {WEB: 300.0})])
+@pytest.mark.parametrize(("others_used", "loads"), [(500.0, {WEB: 0.0}), (400.0, {WEB: 300.0})])
 def test_unbounded_within_five_minutes_however_long_a_retry_would_wait(
     cpus: int, by_cpus: bool, others_used: float, loads: dict[str, float]
 ) -> None:

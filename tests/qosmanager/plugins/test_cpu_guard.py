@@ -27,6 +27,7 @@ from runtimeproxy.qosmanager.plugins.cpu_guard import (
     CpuGuardPlugin,
     GuardState,
     is_guarded,
+    loads_of,
     workload_of,
 )
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress, SuppressState
@@ -186,6 +187,17 @@ def test_waits_above_the_target_bound_be_pods() -> None:
     ):
         assert part in text
     assert node.decision.claims[0].reason.startswith("rule 1: ")
+
+
+def test_the_load_of_the_pod_that_waited() -> None:
+    """The law asks for it after the wait, too; a pod that is gone has none."""
+    node, law = Guarded(), LawState(bad_pod=WEB.uid)
+    assert loads_of(node.snapshot(), law, {}) == {}, "not known yet"
+    node.second(0.0, used=0.5)
+    assert loads_of(node.snapshot(), law, {}) == {WEB.uid: 500.0}
+    assert loads_of(node.snapshot(), LawState(), {WEB.uid: 1.5}).get(WEB.uid) == 500.0
+    node.pods = (BATCH,)
+    assert loads_of(node.snapshot(), law, {}) == {WEB.uid: 0.0}
 
 
 def test_start_up_boosts_end_while_a_pod_waits_but_not_for_one_that_waits_for_itself() -> None:
