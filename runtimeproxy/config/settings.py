@@ -314,8 +314,8 @@ class LedgerSettings:
     """Which pods lift the bound of the best-effort class (a quota that a plugin claims, such as
     `cpu-suppress`) by 1,000 millicores while they start. `best-effort`: those of the class; `all`: all pods,
     as throttled tasks may hold locks of the kernel that other starts need; `off`: none. At most 2 pods at a
-    time, 20 s each and 6 in a minute. Without a bound nothing is lifted; nor are bounds by CPUs, below which
-    nothing is throttled."""
+    time, 20 s each and 6 in a minute; one that had its turn in the last 10 minutes comes after the others.
+    Without a bound nothing is lifted; nor are bounds by CPUs, below which nothing is throttled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

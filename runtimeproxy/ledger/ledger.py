@@ -15,7 +15,7 @@ from typing import Final
 from runtimeproxy.cgroups.core_scheduling import FIELD as CORE_GROUP
 from runtimeproxy.cgroups.core_scheduling import NO_GROUP
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
-from runtimeproxy.cgroups.writer import CgroupWriter, FileText, WriteOutcome, explain
+from runtimeproxy.cgroups.writer import FAILURES, CgroupWriter, FileText, WriteOutcome, explain
 from runtimeproxy.fields.tables import LISTS, NEUTRAL, QUOTA, SHARES
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
@@ -211,11 +211,17 @@ class Ledger:
         known = self.books.find(path)
         return {path: known.book.entries if known is not None else {}}
 
-    def settle_bounds(self, paths: Iterable[Path]) -> None:
-        """Writes the quotas of cgroups whose opening has changed; those without claims are left alone."""
+    def settle_bounds(self, paths: Iterable[Path]) -> dict[Path, str]:
+        """Writes the quotas of cgroups whose opening has changed; those without claims are left alone.
+
+        Returns:
+            The cgroups whose quota could not be written, with the reason.
+        """
         batch = {path: known.book.entries for path in paths if (known := self.books.find(path)) is not None}
-        if batch:
-            self._settlement.settle(batch)
+        results = self._settlement.settle(batch) if batch else ()
+        failed = [each for each in results if each.name == QUOTA and each.outcome in FAILURES]
+        reasons = {cgroup_path(each.cgroup): f"{each.cgroup}: {each.error}" for each in failed}
+        return {path: reason for path, reason in reasons.items() if path in batch}
 
     # --- comparisons -------------------------------------------------------------------------------------
 

@@ -56,8 +56,12 @@ MOST_OPEN_S: Final = 20.0
 AFTER_START_S: Final = 2.0
 """How long it goes on after the answer to StartContainer."""
 MOST_IN_A_MINUTE: Final = 6
-"""Openings in any 60 s, so that pods in a crash loop do not hold the bound open."""
+"""Openings in any 60 s, so that pods in a crash loop, which start and end within seconds, do not hold the
+bound open. Six that never have a container that runs do: each has its `MOST_OPEN_S`."""
 MINUTE_S: Final = 60.0
+AGAIN_S: Final = 600.0
+"""How long a pod that has had an opening comes after those that had none: pods whose sandboxes fail again and
+again would otherwise have all of them."""
 MOST_WAIT_S: Final = 120.0
 """How long a pod that starts may wait for its turn. Source: the kubelet gives the runtime 2 x 2 minutes for a
 sandbox and a container (pkg/kubelet/cri/remote)."""
@@ -116,6 +120,8 @@ class Openings:
     def __init__(self) -> None:
         self._pods: dict[str, _Starting] = {}
         self._opened_s: deque[float] = deque(maxlen=MOST_IN_A_MINUTE)
+        # By pod, when it had its last one, within `AGAIN_S`.
+        self._had_s: dict[str, float] = {}
         self.opened = 0
         self.not_opened: Counter[NotOpened] = Counter()
 
@@ -140,7 +146,7 @@ class Openings:
         return uid in self._pods
 
     def look(self, now_s: float, is_bounded: Callable[[Path], bool]) -> dict[Path, int]:
-        """Ends what is over, and opens for those that wait, oldest first.
+        """Ends what is over, and opens for those that wait: the oldest first of those that had none lately.
 
         Returns:
             What to add to the bound of each class, as a quota.
@@ -150,14 +156,15 @@ class Openings:
                 del self._pods[uid]
                 if pod.opened_s is None and pod.waits is not None:
                     self.not_opened[pod.waits] += 1
-        for pod in self._pods.values():
+        self._had_s = {uid: had_s for uid, had_s in self._had_s.items() if now_s - had_s < AGAIN_S}
+        for uid, pod in sorted(self._pods.items(), key=lambda each: each[0] in self._had_s):
             if pod.opened_s is not None:
                 continue
             is_needed = is_bounded(pod.cgroup)
             # Without a bound it waits for no turn, whatever it waited for before.
             pod.waits = self._why_not(now_s) if is_needed else None
             if is_needed and pod.waits is None:
-                pod.opened_s = now_s
+                pod.opened_s = self._had_s[uid] = now_s
                 self._opened_s.append(now_s)
                 self.opened += 1
         found: Counter[Path] = Counter()
@@ -251,6 +258,8 @@ class ClassOpenings:
         self.now_s = clock
         # By pod, its containers that have started since it began to.
         self._started: dict[str, set[str]] = {}
+        # What the file says, which is never less than what a quota has.
+        self._noted_us: Mapping[Path, int] = {}
         self._wake = asyncio.Event()
         self._failures = FailureLog(output=logger)
         self.starts = Starts.BEST_EFFORT
@@ -264,7 +273,7 @@ class ClassOpenings:
     async def load(self) -> None:
         """Reads what the process before this one has added: to be awaited before claims are restored."""
         saved = await self._in_worker(partial(self.file.load, _openings_of))
-        self._books.openings_us = saved or {}
+        self._books.openings_us = self._noted_us = saved or {}
         self._wake.set()
 
     # --- what happens to pods ----------------------------------------------------------------------------
@@ -319,32 +328,35 @@ class ClassOpenings:
         """Does what is due now; returns whether all of it could be done."""
         wanted = self.rules.look(self.now_s(), partial(has_bound, self._books))
         self._started = {uid: ids for uid, ids in self._started.items() if self.rules.is_followed(uid)}
-        before = self._books.openings_us
-        if wanted == before:
-            self.problem = ""
+        if wanted == self._books.openings_us == self._noted_us and not self.problem:
             return True
         if self._is_idle() or not self._is_ready():
             return False
         try:
-            await self._in_worker(partial(self._write, before, wanted))
+            self.problem = await self._in_worker(partial(self._write, wanted))
         except (OSError, TimeoutError) as error:
-            self._failures.report("openings", "unwritten", f"bounds cannot be moved: {described(error)}")
             self.problem = described(error)
-            return False
-        self.problem = ""
-        return True
+        if self.problem:
+            self._failures.report("openings", "unwritten", f"bounds cannot be moved: {self.problem}")
+        return not self.problem
 
-    def _write(self, before: Mapping[Path, int], wanted: Mapping[Path, int]) -> None:
-        """Moves the bounds; for a worker thread."""
+    def _write(self, wanted: Mapping[Path, int]) -> str:
+        """Moves the bounds; for a worker thread. Returns why one could not be moved, else an empty text."""
+        before = self._noted_us
         paths = sorted({*before, *wanted})
-        # What the file says is never less than what a quota has, or a killed process would leave it there.
-        self._save({path: max(before.get(path, 0), wanted.get(path, 0)) for path in paths})
+        most = {path: max(before.get(path, 0), wanted.get(path, 0)) for path in paths}
+        # A killed process would leave in a quota what the file does not say.
+        self._save(most)
         self._books.openings_us = wanted
-        self._ledger.settle_bounds(paths)
-        self._save(wanted)
+        unwritten = self._ledger.settle_bounds(paths)
+        left = {path: most[path] for path in unwritten}
+        self._save({**wanted, **left})
+        return next(iter(unwritten.values()), "")
 
     def _save(self, openings_us: Mapping[Path, int]) -> None:
-        self.file.save({"quota_us": {cgroup_id(path): us for path, us in openings_us.items() if us}})
+        openings_us = {path: us for path, us in openings_us.items() if us}
+        self.file.save({"quota_us": {cgroup_id(path): us for path, us in openings_us.items()}})
+        self._noted_us = openings_us
 
 
 def _openings_of(document: Mapping[str, Any]) -> dict[Path, int]:

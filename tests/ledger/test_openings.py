@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import errno
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome, Role, resolve
 from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.ledger import path_locks
 from runtimeproxy.ledger.openings import (
     AFTER_START_S,
     MINUTE_S,
@@ -118,6 +124,25 @@ def test_six_in_a_minute_however_often_a_pod_crashes() -> None:
     for index in range(len(opened_s) - MOST_IN_A_MINUTE):
         assert opened_s[index + MOST_IN_A_MINUTE] - opened_s[index] >= MINUTE_S
     assert reasons == {NotOpened.RATE}
+
+
+def test_pods_whose_start_fails_again_and_again_leave_others_their_turn() -> None:
+    """20 pods try each 10 s; one more begins to start after the first minute."""
+    rules, opened_s = Openings(), None
+    for second in range(180):
+        now_s = float(second)
+        for index in range(20):
+            if second % 10 == index % 10:
+                rules.end(f"failing{index}")
+                rules.begin(f"failing{index}", BE, now_s)
+        if second == 125:
+            rules.begin("new", BE, now_s)
+        rules.look(now_s, ALWAYS)
+        if opened_s is None and "new" in rules.open_until_s():
+            opened_s = now_s
+    assert rules.opened > 2 * MOST_IN_A_MINUTE
+    assert opened_s is not None
+    assert opened_s < 125.0 + MINUTE_S / 2
 
 
 def test_a_pod_without_its_turn_is_counted() -> None:
@@ -312,6 +337,57 @@ async def test_killed_between_the_note_and_the_write(node: Opened) -> None:
     assert quota(node) == "50000"
     await first(node, "cpu-suppress", suppress(150_000))
     assert quota(node) == "150000"
+
+
+async def test_a_bound_that_cannot_be_written_is_tried_again_and_said(
+    node: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path_locks, "MOST_WAIT_S", 0.01)
+    await first(node, "cpu-suppress", suppress(50_000))
+    held = partial(node.ledger._settlement.locks.held, [cgroup_path(CLASS)])
+    node.openings.on_starting("u1", POD)
+    with held():
+        assert not await node.openings.look()
+        assert not await node.openings.look()
+        assert "has not ended" in node.openings.problem
+    assert quota(node) == "50000"
+    assert await node.openings.look()
+    assert (quota(node), node.openings.problem) == ("150000", "")
+    node.openings.on_not_created("u1")
+    with held():
+        assert not await node.openings.look()
+        assert "has not ended" in node.openings.problem
+    assert quota(node) == "150000"
+    # A process that is killed now leaves to the next one what to take off.
+    await node.restart()
+    assert [each.value for each in node.leased.owned("cpu-suppress").claims.values()] == [50_000]
+    assert await node.openings.look()
+    assert quota(node) == "50000"
+
+
+async def test_what_is_noted_follows_once_it_can_be_saved(
+    node: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await first(node, "cpu-suppress", suppress(150_000))
+    node.openings.on_starting("u1", POD)
+    await node.openings.look()
+    save = node.openings.file.save
+
+    def is_full(members: Mapping[str, Any]) -> None:
+        if not members["quota_us"]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(members)
+
+    node.openings.on_not_created("u1")
+    with monkeypatch.context() as patch:
+        patch.setattr(node.openings.file, "save", is_full)
+        assert not await node.openings.look()
+        assert not await node.openings.look()
+        assert "No space left" in node.openings.problem
+    assert quota(node) == "150000"
+    assert await node.openings.look()
+    await node.restart()
+    assert [each.value for each in node.leased.owned("cpu-suppress").claims.values()] == [150_000]
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"version":1,"boot_id":"boot","quota_us":{"/a":-5}}', "[1"])
