@@ -7,6 +7,10 @@ from typing import Final, NamedTuple
 
 LEAST_S: Final = 0.5
 """Between two reads that are compared: the kernel counts in ticks of 1 to 10 ms."""
+YOUNG_S: Final = 60.0
+"""How long after the boot the mean since then tells what is idle now."""
+TICKS_PER_S: Final = 100
+"""Source: USER_HZ of Linux, which is the same on all architectures that the kubelet runs on."""
 
 
 class CpuTimes(NamedTuple):
@@ -36,8 +40,10 @@ def cpu_times(text: str) -> CpuTimes:
 def idle_cpus(before: CpuTimes | None, now: CpuTimes) -> float | None:
     """Return the number of idle CPUs on average since an earlier read, or else since the boot.
 
-    None if no time has passed.
+    None if no time has passed; without an earlier read also if the boot is not within `YOUNG_S`.
     """
+    if before is None and now.total > now.cpus * YOUNG_S * TICKS_PER_S:
+        return None
     idle, total = now.idle - (before.idle if before else 0), now.total - (before.total if before else 0)
     return None if total <= 0 else now.cpus * min(max(idle / total, 0.0), 1.0)
 

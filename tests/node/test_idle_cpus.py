@@ -31,6 +31,9 @@ def test_another_file(text: str) -> None:
     ("before", "now", "idle"),
     [
         (None, CpuTimes(75, 100, 8), 6.0),
+        (None, CpuTimes(36_000, 48_000, 8), 6.0),
+        # Of a boot that was longer ago it is not known what is idle now.
+        (None, CpuTimes(36_001, 48_001, 8), None),
         (CpuTimes(75, 100, 8), CpuTimes(75, 200, 8), 0.0),
         (CpuTimes(75, 100, 8), CpuTimes(175, 200, 8), 8.0),
         (CpuTimes(75, 100, 8), CpuTimes(75, 100, 8), None),
