@@ -24,6 +24,7 @@ from runtimeproxy.units import CPU_PERIOD_US
 _CLASSES: Final = frozenset({QoSClass.LS, QoSClass.SYSTEM, QoSClass.NONE})
 """LSE and LSR pods have CPUs of their own and no quota; BE pods get what others leave."""
 _PERCENT: Final = "startup_boost.limit_percent"
+_IN_VM: Final = "a container in a VM (Kata Containers) has no quota on the node that could be added to"
 
 
 def amount_us(quota_us: int, limit_percent: int) -> int:
@@ -32,8 +33,11 @@ def amount_us(quota_us: int, limit_percent: int) -> int:
 
 
 def wanted_boost(container: ContainerView, node: Node) -> WantedBoost | None:
-    """Return the boost of a container that starts; None without a CPU limit, or without a strategy."""
-    if container.pod.qos not in _CLASSES:
+    """Return the boost of a container that starts; None without a CPU limit, or without a strategy.
+
+    None, too, for one in a VM, which has no quota on the node.
+    """
+    if container.pod.qos not in _CLASSES or not container.pod.has_container_cgroups:
         return None
     strategy = node.strategy_for(container.pod)
     boost, quota_us = strategy.startup_boost, container.requested.cpu_quota_us or 0
@@ -67,4 +71,6 @@ class StartupBoost(Policy):
         if STARTUP_BOOST not in container.pod.annotations:
             return None
         problems = node.strategy_for(container.pod).problems_of(STARTUP_BOOST)
+        if not container.pod.has_container_cgroups:
+            problems = (*problems, f"{STARTUP_BOOST}: {_IN_VM}")
         return ContainerChange(problems=problems) if problems else None

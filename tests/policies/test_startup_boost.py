@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
-from policies.startup_boost import StartupBoost, amount_us
+from policies.startup_boost import StartupBoost, amount_us, wanted_boost
 from runtimeproxy.hooks import ContainerView, PodView, Resources
 from runtimeproxy.hooks.boost import BoostsStarts, WantedBoost
 from runtimeproxy.hooks.loading import checked
@@ -103,6 +104,18 @@ def test_a_bad_annotation_is_reported_and_the_strategy_counts(annotation: str, p
     assert change is not None
     assert problem in change.problems[0]
     assert (change.resources, change.cgroup) == (None, {})
+
+
+def test_a_container_in_a_vm_has_no_quota_to_add_to() -> None:
+    annotations = {STARTUP_BOOST: '{"limitPercent": 200}'}
+    pod = PodView(qos=QoSClass.LS, annotations=annotations, runtime_handler="kata-qemu")
+    view = ContainerView(pod=pod, requested=Resources(cpu_quota_us=50_000))
+    assert wanted_boost(view, Node()) is None
+    change = StartupBoost().container(view, Node())
+    assert change is not None
+    (problem,) = change.problems
+    assert problem.startswith(f"{STARTUP_BOOST}: a container in a VM (Kata Containers) has no quota")
+    assert wanted_boost(replace(view, pod=replace(pod, runtime_handler="")), Node()) is not None
 
 
 def test_it_is_a_policy_that_boosts() -> None:
