@@ -220,6 +220,7 @@ class Core:
             self.inventory.cgroup_of,
             self.upkeep.in_worker,
             self._is_idle,
+            self.inventory.recovered.is_set,
             IdleCpus(Path(settings.node.procfs_root)),
             folder,
             boot_id,

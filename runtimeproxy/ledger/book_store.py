@@ -47,6 +47,14 @@ class Known(NamedTuple):
     target: CgroupTarget
 
 
+class BoostedPod(NamedTuple):
+    """What the quota of a pod may hold of start-up boosts that a process before this one has given."""
+
+    added_us: int
+    least_us: int
+    """Less than that the kubelet has not given to the pod: what its boosted containers ask for."""
+
+
 class Books:
     """The books of a node; safe for all threads.
 
@@ -63,6 +71,7 @@ class Books:
         updated_by_others: Whether the runtime may at any time write what its specifications hold.
         openings_us: By cgroup, what is added to the bounds of its quota now; see `ledger.openings`. Replaced
             as a whole.
+        boosted: Of pods with boosts of the process before this one; see `ledger.boosts`. Replaced as a whole.
     """
 
     def __init__(self, formats: Formats, boot_id: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -84,6 +93,7 @@ class Books:
         self.starts_as_requested = False
         self.updated_by_others = False
         self.openings_us: Mapping[Path, int] = {}
+        self.boosted: Mapping[Path, BoostedPod] = {}
 
     # --- queries -----------------------------------------------------------------------------------------
 

@@ -254,6 +254,27 @@ def restored(book: Book, present: Mapping[str, FileText], formats: Formats, open
     return replace(book, entries={**book.entries, **entries}) if entries else book
 
 
+def without_boosts(
+    book: Book, present: Mapping[str, FileText], formats: Formats, added_us: int, least_us: int
+) -> Book:
+    """The book of a pod whose original quota is lost, with what it was before start-up boosts were added.
+
+    `added_us`: what they add. `least_us`: less than that was not the original: they are not in the file then.
+    """
+    found, entry = present.get(QUOTA), book.entries.get(QUOTA)
+    quota_us = formats.decode(QUOTA, found.text) if found is not None else None
+    if found is None or entry is None or found.file in book.originals or not isinstance(quota_us, int):
+        return book
+    original_us = quota_us - added_us
+    if original_us < least_us:
+        return book
+    # The period of version 2 stands in the same file.
+    text = found.text.replace(str(quota_us), str(original_us), 1)
+    originals = {**book.originals, found.file: Original(text, found.inode)}
+    entries = {**book.entries, QUOTA: entry._replace(resolved=quota_us)}
+    return replace(book, entries=entries, originals=originals)
+
+
 def _restored(
     book: Book,
     name: str,

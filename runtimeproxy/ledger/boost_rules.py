@@ -21,8 +21,11 @@ QUIET_FROM_S: Final = 5.0
 MOST_GAP_S: Final = 3.0
 """Between two samples of usage: what was used in a longer time tells nothing of its seconds."""
 MOST_BOOSTS: Final = 3
-"""Of one container in `WITHIN_S`, so that one in a crash loop has not more than its limit for good."""
+"""Of one container in `WITHIN_S`, so that one in a crash loop has not more than its limit for good. With a
+`maxSeconds` of 200 and more it may have."""
 WITHIN_S: Final = 600.0
+MOST_S: Final = 600.0
+"""The longest `maxSeconds` of a strategy."""
 LEAST_CPUS: Final = 0.05
 """Less than that is not given: it would not be felt, and others may need it soon."""
 SHARE_OF_IDLE: Final = 0.5
@@ -253,17 +256,22 @@ class Boosts:
             ],
         }
 
-    def take_document(self, document: Mapping[str, Any]) -> None:
+    def take_document(self, document: Mapping[str, Any], now_s: float) -> None:
         """Takes what a process before this one has saved, in the same boot.
+
+        Args:
+            document: Of `as_document`.
+            now_s: By the clock of boosts.
 
         Raises:
             One of `UNLIKE_OURS`: it is none; nothing is taken then.
         """
-        active = {each.container: each for each in map(_boost_of, document["boosts"])}
+        found = [_boost_of(saved, now_s) for saved in document["boosts"]]
         history: dict[tuple[str, str], list[tuple[float, str]]] = {}
         for uid, name, time_s, container in document["given"]:
-            history.setdefault((str(uid), str(name)), []).append((float(time_s), str(container)))
-        self.active, self._history = active, history
+            given = _past_s(time_s, now_s), str(container)
+            history.setdefault((str(uid), str(name)), []).append(given)
+        self.active, self._history = {each.container: each for each in found}, history
 
     def _forget_old(self, now_s: float) -> None:
         left = {
@@ -301,17 +309,26 @@ def _why_ended(
     return next((end for end, is_so in causes() if is_so), None)
 
 
-def _boost_of(saved: Mapping[str, Any]) -> Boost:
+def _past_s(saved: Any, now_s: float) -> float:  # noqa: ANN401 - JSON
+    """A time that was saved: without this check one that is never reached would be waited for."""
+    time_s = float(saved)
+    if not time_s <= now_s:
+        raise ValueError("a time that is not past")
+    return time_s
+
+
+def _boost_of(saved: Mapping[str, Any], now_s: float) -> Boost:
     quota_us, period_us, amount_us = map(int, saved["asked"])
     if min(quota_us, period_us, amount_us) <= 0 or not 0 <= int(saved["given_us"]) <= amount_us:
         raise ValueError("not a boost")
+    begun_s = _past_s(saved["begun_s"], now_s)
     return Boost(
         str(saved["container"]),
         str(saved["uid"]),
         str(saved["name"]),
         Amounts(quota_us, period_us, amount_us),
-        float(saved["begun_s"]),
-        float(saved["end_s"]),
+        begun_s,
+        min(begun_s + MOST_S, float(saved["end_s"])),
         str(saved["reason"]),
         int(saved["given_us"]),
     )

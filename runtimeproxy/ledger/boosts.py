@@ -18,13 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.cgroups.paths import paths_of
 from runtimeproxy.errors import described
 from runtimeproxy.fields.tables import QUOTA
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.boost import BoostsStarts, WantedBoost
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.ledger.answers import target_of
-from runtimeproxy.ledger.boost_rules import MOST_BOOSTS, WITHIN_S, Amounts, Boost, Boosts, NoBoost
+from runtimeproxy.ledger.book_store import BoostedPod
+from runtimeproxy.ledger.boost_rules import MOST_BOOSTS, MOST_S, WITHIN_S, Amounts, Boost, Boosts, NoBoost
 from runtimeproxy.ledger.leased import ClaimsRequest, GivenClaim
 from runtimeproxy.ledger.leases import Answer
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
@@ -59,9 +61,7 @@ LOOK_S: Final = 1.0
 IDLE_LOOK_S: Final = 10.0
 """The same without: so that the node's idle CPUs are known when a container starts."""
 LEFT_S: Final = 5.0
-"""After the end of a container in which its cgroup goes."""
-MOST_S: Final = 600.0
-"""The longest `maxSeconds` of a strategy."""
+"""After the end of a container in which its cgroup goes; after a write that failed, for further ones."""
 RENEW_S: Final = 5.0
 """How often the lease is renewed: a third of it."""
 SAVED: Final = "boosts.json"
@@ -76,6 +76,7 @@ class StartupBoosts:
         policy: The policy that boosts starts; None if it is not loaded, or off.
         cgroup_of: The cgroup of a container; empty if it is not known.
         is_idle: Whether nothing is to be written: the bypass is on, or another process decides.
+        is_recovered: Whether the records of all that runs are known.
         idle: Reads the node's idle CPUs, in a worker thread.
         clock: CLOCK_MONOTONIC in seconds.
         wall_clock: Seconds since the epoch.
@@ -97,6 +98,7 @@ class StartupBoosts:
         cgroup_of: Callable[[PodRecord, ContainerRecord], str],
         in_worker: InWorker,
         is_idle: Callable[[], bool],
+        is_recovered: Callable[[], bool],
         idle: IdleCpus,
         folder: Path,
         boot_id: str,
@@ -111,6 +113,7 @@ class StartupBoosts:
         self._cgroup_of = cgroup_of
         self._in_worker = in_worker
         self._is_idle = is_idle
+        self._is_recovered = is_recovered
         self._idle = idle
         self._now_s = clock
         self._wall_s = wall_clock
@@ -119,9 +122,11 @@ class StartupBoosts:
         self._running: set[str] = set()
         # When containers have started of which it is not known yet what they are to have.
         self._undecided: dict[str, float] = {}
-        # Pods of containers that are gone: until when their quota is compared.
+        # Pods of containers that are gone, and what could not be written: until when their quota is compared.
         self._left: dict[str, float] = {}
         self._is_changed = False
+        # Whether boosts of the process before this one are not claimed yet by this one.
+        self._is_inherited = False
         self._renewed_s = 0.0
         # The same in each process: one goes on from the other.
         self._session = "daemon"
@@ -142,12 +147,14 @@ class StartupBoosts:
         saved: Boosts | None = await self._in_worker(self._load)
         self.rules = Boosts() if saved is None else saved
         self._running = set(self.rules.active)
-        # Those whose time is over are claimed, too, and so are those of a file that cannot be used.
-        self._is_changed = bool(self.rules.active) or bool(self.file.unusable)
+        # Those whose time is over are claimed, too, and so are those of a file that cannot be used. One that
+        # has none any more may have been saved by a process that was killed before it ended the claim.
+        self._is_changed = saved is not None or bool(self.file.unusable)
+        self._is_inherited = any(boost.given_us for boost in self.rules.active.values())
         self._wake.set()
 
     def _load(self) -> Boosts | None:
-        return self.file.load(_rules_of)
+        return self.file.load(partial(_rules_of, now_s=self._now_s()))
 
     # --- what happens to containers ----------------------------------------------------------------------
 
@@ -275,7 +282,7 @@ class StartupBoosts:
     def _pause_s(self) -> float:
         if not (self.rules.active or self._is_changed or self._undecided or self._left):
             return IDLE_LOOK_S
-        if self._is_idle() or not self._leased.ready.is_set():
+        if self._is_idle() or not self._leased.ready.is_set() or self._is_inherited:
             # What is over cannot end now.
             return LOOK_S
         next_s = self.rules.next_s()
@@ -288,7 +295,9 @@ class StartupBoosts:
             return
         if self.policy() is None and not (self.rules.active or self._is_changed or self._left):
             return
-        usage, idle_cpus = await self._in_worker(partial(self._read, self._cgroups()))
+        if self._is_inherited and not await self._inherit():
+            return
+        usage, idle_cpus = await self._usage()
         now_s = self._now_s()
         for container, usage_us in usage.items():
             self.rules.note_usage(container, now_s, usage_us)
@@ -304,22 +313,63 @@ class StartupBoosts:
             self._is_changed = True
         for boost, why in ended:
             about = {"uid": boost.uid, "container": boost.name, "why": why.value}
-            logger.info("the start-up boost of %s has ended: %s", boost.name, why.value, extra=about)
+            if boost.given_us:
+                logger.info("the start-up boost of %s has ended: %s", boost.name, why.value, extra=about)
+            else:
+                reason = REASONS[boost.waits] if boost.waits is not None else "it has not waited for long"
+                text = "%s had no start-up boost until this ended: %s; %s"
+                logger.info(text, boost.name, why.value, reason, extra=about)
         if self._is_changed:
             await self._apply()
         elif self.rules.active and now_s - self._renewed_s >= RENEW_S:
             await self._claim(is_whole=False)
         await self._compare_left(now_s)
 
-    async def _compare_left(self, now_s: float) -> None:
-        """Compares quotas of pods of which a container with a boost has gone.
+    async def _inherit(self) -> bool:
+        """Claims what the process before this one has given, before any of it ends; returns whether it could.
 
-        As long as its cgroup is there the kernel (version 1) refuses the pod less than its quota.
+        Where the checkpoint is lost nothing else knows that files hold more than the kubelet's limits: what
+        is over is claimed, too, so that its end brings them back.
+        """
+        given = [boost for boost in self.rules.active.values() if boost.given_us]
+        if not self._is_recovered() and any(map(self._is_unknown, given)):
+            return False
+        boosted: dict[tuple[str, ...], BoostedPod] = {}
+        for boost in given:
+            for path in paths_of(pod.cgroup_parent for pod in self._store.pods.members(boost.uid)):
+                added_us, least_us = boosted.get(path, BoostedPod(0, 0))
+                boosted[path] = BoostedPod(added_us + boost.given_us, least_us + boost.asked.quota_us)
+        self._ledger.books.boosted = boosted
+        try:
+            await self._claim(is_whole=True)
+        finally:
+            self._ledger.books.boosted = {}
+        self._is_inherited, self._is_changed = False, True
+        return True
+
+    def _is_unknown(self, boost: Boost) -> bool:
+        return self._store.containers.get(boost.container) is None
+
+    async def _compare_left(self, now_s: float) -> None:
+        """Compares quotas of pods of which a container with a boost has gone, and what could not be written.
+
+        As long as a container's cgroup is there the kernel (version 1) refuses the pod less than its quota.
         """
         left = tuple(self._left)
         self._left = {cgroup: until_s for cgroup, until_s in self._left.items() if now_s < until_s}
         for cgroup in left:
-            await self._in_worker(partial(self._ledger.repair, cgroup))
+            # Values of what hangs are compared from time to time, too.
+            with suppress(TimeoutError):
+                await self._in_worker(partial(self._ledger.repair, cgroup))
+
+    async def _usage(self) -> tuple[dict[str, int], float | None]:
+        """As of `_read`; nothing is known while a file hangs, so that what is over ends all the same."""
+        try:
+            return await self._in_worker(partial(self._read, self._cgroups()))
+        except TimeoutError as error:
+            text = f"what containers use, and idle CPUs, cannot be read: {error}"
+            self._failures.report("boosts", "unread", text)
+            return {}, None
 
     def _cgroups(self) -> dict[str, str]:
         """The cgroups of containers with a boost that is given."""
@@ -384,23 +434,26 @@ class StartupBoosts:
 
     async def _claim(self, *, is_whole: bool) -> None:
         self._sequence += 1
-        claims = [
-            GivenClaim(place, *claim_of(boost))
-            for place, boost in enumerate(each for each in self.rules.active.values() if each.given_us)
-        ]
+        given = [each for each in self.rules.active.values() if each.given_us and not self._is_unknown(each)]
+        claims = [GivenClaim(place, *claim_of(boost)) for place, boost in enumerate(given)]
         request = ClaimsRequest(
             OWNER, self._session, self._sequence, is_whole=is_whole, claims=claims if is_whole else ()
         )
         response = await self._leased.set(request)
         self._renewed_s = self._now_s()
-        self.problem = response.problem
+        refused = [each.reason for each in response.refused[:1]]
+        # Without boosts nothing is left to be applied, and nothing would end the problem.
+        self.problem = (refused[0] if refused else response.problem) if self.rules.active else ""
         # Of a lease that has ended meanwhile all is to be said again.
-        self._is_changed = response.answer is not Answer.TAKEN or bool(response.refused)
+        self._is_changed = response.answer is not Answer.TAKEN or bool(refused)
         if response.answer is Answer.TAKEN_OVER:
-            # An operator has ended it.
+            # Another session has claimed for this owner, such as an operator's.
             self._session, self._sequence = uuid.uuid4().hex, 0
+        for reason in refused:
+            self._failures.report("boosts", reason, f"a boost is refused: {reason}")
         for each in response.failed:
             self._failures.report(each.cgroup, each.error, f"a boost cannot be written: {each.error}")
+            self._left[each.cgroup] = self._now_s() + LEFT_S
 
 
 def claim_of(boost: Boost) -> tuple[ClaimKey, Claim]:
@@ -416,7 +469,7 @@ def _amounts(wanted: WantedBoost) -> Amounts:
     return Amounts(wanted.quota_us, wanted.period_us, wanted.amount_us)
 
 
-def _rules_of(document: Mapping[str, object]) -> Boosts:
+def _rules_of(document: Mapping[str, object], now_s: float) -> Boosts:
     rules = Boosts()
-    rules.take_document(document)
+    rules.take_document(document, now_s)
     return rules

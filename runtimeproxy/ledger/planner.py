@@ -218,6 +218,8 @@ class Planner:
         if valid is not book:
             self._counts.renewed.add(book.level)
         book = books.restored(valid, present, self._files, self._store.openings_us.get(path, 0))
+        if (boosted := self._store.boosted.get(path)) is not None:
+            book = books.without_boosts(book, present, self._files, *boosted)
         only_observed = {
             name: (UnappliedCause.KOORDLET, BY_KOORDLET)
             for name in self._store.observed & book.entries.keys()

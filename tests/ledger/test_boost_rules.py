@@ -11,6 +11,7 @@ import pytest
 from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.ledger.boost_rules import (
     MOST_BOOSTS,
+    MOST_S,
     QUIET_FROM_S,
     QUIET_S,
     WITHIN_S,
@@ -24,6 +25,16 @@ from runtimeproxy.ledger.boost_rules import (
 
 ASKED = Amounts(50_000, 100_000, 150_000)
 """500m, boosted to 2 CPUs."""
+SAVED = {
+    "container": "c",
+    "uid": "u1",
+    "name": "main",
+    "asked": list(ASKED),
+    "begun_s": 1.0,
+    "end_s": 121.0,
+    "given_us": 150_000,
+    "reason": "",
+}
 
 
 def boost(identity: str = "c1", name: str = "main", begun_s: float = 0.0, max_s: float = 120.0) -> Boost:
@@ -170,7 +181,7 @@ def test_what_waits_never_gets_more_than_three_either() -> None:
 def restarted(rules: Boosts, now_s: float) -> Boosts:
     """What a process that was killed leaves to the next one."""
     again = Boosts()
-    again.take_document(json.loads(json.dumps(rules.as_document(now_s))))
+    again.take_document(json.loads(json.dumps(rules.as_document(now_s))), now_s)
     return again
 
 
@@ -192,13 +203,23 @@ def test_a_restart_keeps_deadlines_and_what_was_given() -> None:
         {"boosts": [{"container": "c", "asked": [0, 1, 1], "given_us": 0}], "given": []},
         {"boosts": [{"container": "c", "asked": [1, 1, 1], "given_us": 9}], "given": []},
         {"boosts": "x", "given": []},
+        {"boosts": [{**SAVED, "begun_s": 1e9}], "given": []},
+        {"boosts": [{**SAVED, "begun_s": float("nan")}], "given": []},
+        {"boosts": [SAVED], "given": [["u1", "main", 1e9, "c"]]},
     ],
 )
 def test_what_is_no_state_of_ours_changes_nothing(document: dict[str, object]) -> None:
     rules = begun("c1")
     with pytest.raises(UNLIKE_OURS):
-        rules.take_document(document)
+        rules.take_document(document, 100.0)
     assert list(rules.active) == ["c1"]
+
+
+@pytest.mark.parametrize("end_s", [1e308, float("nan")])
+def test_no_saved_boost_is_longer_than_any_strategy_says(end_s: float) -> None:
+    rules = Boosts()
+    rules.take_document({"boosts": [{**SAVED, "end_s": end_s}], "given": []}, 100.0)
+    assert rules.next_s() == 1.0 + MOST_S
 
 
 def test_1000_restarts_none_missed() -> None:

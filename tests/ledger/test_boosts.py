@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from policies.startup_boost import StartupBoost
+from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.ledger import path_locks
 from runtimeproxy.ledger.answers import by_parameter, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.boost_rules import QUIET_FROM_S, QUIET_S, End, NoBoost
@@ -42,6 +44,7 @@ NO_BOOST = {
     "given_us": 1,
     "reason": "",
 }
+LATER = {**NO_BOOST, "asked": [40_000, 100_000, 120_000], "begun_s": 1e9, "end_s": 1e9}
 WALL_S = 1_000_000.0
 
 
@@ -55,7 +58,7 @@ class Boosted(LeasedNode):
         self.boost = PodStartupBoost(limit_percent=400, max_seconds=60)
         self.live_pods: dict[str, LivePod] = {}
         self.usage_us = 0
-        self.is_known = True
+        self.is_known = self.is_recovered = True
         (folder / "proc").mkdir()
         self.stat = folder / "proc" / "stat"
         self.set_idle(8)
@@ -94,6 +97,7 @@ class Boosted(LeasedNode):
             lambda pod, box: f"{pod.cgroup_parent}/{box.id}",
             self.in_worker,
             lambda: self.is_idle,
+            lambda: self.is_recovered,
             IdleCpus(self.stat.parent),
             self.folder / "state",
             "boot",
@@ -288,6 +292,90 @@ async def test_a_boost_goes_on_after_a_kill_and_ends_when_it_should(node: Booste
     assert quotas(node) == ("40000", "40000")
 
 
+@pytest.mark.parametrize("time_s", [20.0, 300.0])
+async def test_without_the_checkpoint_limits_come_back_all_the_same(node: Boosted, time_s: float) -> None:
+    """It is lost while no process runs: containers and pods are found at the runtime."""
+    await node.run_web()
+    node.checkpoint()
+    node.saved.clear()
+    node.now_s += time_s
+    node.is_recovered = False
+    box = node.store.containers.get("web")
+    assert box is not None
+    node.store.containers.remove("web")
+    await node.restart(is_saved=False)
+    await node.boosts.look()
+    assert quotas(node) == ("160000", "160000")
+    assert node.boosts._pause_s() == LOOK_S
+    node.store.containers.put(replace(box, recovered=True))
+    node.is_recovered = True
+    await node.boosts.look()
+    assert quotas(node) == (("160000", "160000") if time_s == 20.0 else ("40000", "40000"))
+    await node.pass_time(40.0)
+    assert quotas(node) == ("40000", "40000")
+
+
+async def test_killed_after_the_end_of_a_boost_is_saved_and_before_it_is_written(node: Boosted) -> None:
+    await node.run_web()
+    node.boosts.rules.end(node.now_s, ready={"web"})
+    node.boosts.file.save(node.boosts.rules.as_document(node.now_s))
+    await node.restart()
+    assert quotas(node) == ("160000", "160000")
+    await node.boosts.look()
+    assert quotas(node) == ("40000", "40000")
+
+
+async def test_an_end_that_cannot_be_written_is_tried_again_with_the_next_look(
+    node: Boosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path_locks, "MOST_WAIT_S", 0.01)
+    await node.run_web()
+    await node.pass_time(59.0)
+    with node.ledger._settlement.locks.held([cgroup_path(BOX)]):
+        await node.pass_time(1.0)
+    assert node.boosts.rules.ended[End.TIME] == 1
+    assert quotas(node) == ("160000", "160000")
+    await node.boosts.look()
+    assert quotas(node) == ("40000", "40000")
+
+
+async def test_a_boost_ends_in_its_time_although_files_hang(
+    node: Boosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.run_web()
+
+    def hangs(cgroups: object) -> tuple[dict[str, int], float | None]:
+        raise TimeoutError("a read has not ended")
+
+    monkeypatch.setattr(node.boosts, "_read", hangs)
+    await node.pass_time(59.0)
+    assert quotas(node) == ("160000", "160000")
+    await node.pass_time(1.0)
+    assert quotas(node) == ("40000", "40000")
+
+
+async def test_a_boost_that_is_refused_says_why(node: Boosted) -> None:
+    node.leased._places._cgroup_of = lambda pod, box: ""
+    await node.run_web()
+    assert node.boosts.problem == "the cgroup of container web is not known"
+    await node.pass_time(60.0)
+    assert not node.boosts.problem
+
+
+async def test_idle_cpus_of_long_ago_are_not_given(node: Boosted) -> None:
+    """The node has been idle for days, and is busy when the daemon starts."""
+    cpus = node.stat.read_text().partition("\n")[2]
+    node.stat.write_text(f"cpu  0 0 0 1000000000 0 0 0 0 0 0\n{cpus}")
+    await node.run_web()
+    assert [each.waits for each in node.boosts.rules.active.values()] == [NoBoost.UNKNOWN_IDLE]
+    node.stat.write_text(f"cpu  1600 0 0 1000000000 0 0 0 0 0 0\n{cpus}")
+    await node.pass_time(1.0)
+    assert [each.waits for each in node.boosts.rules.active.values()] == [NoBoost.NO_ROOM]
+    node.stat.write_text(f"cpu  1600 0 0 1000001600 0 0 0 0 0 0\n{cpus}")
+    await node.pass_time(1.0)
+    assert quotas(node) == ("160000", "160000")
+
+
 async def test_a_boost_whose_time_passed_while_no_process_ran(node: Boosted) -> None:
     await node.run_web()
     node.now_s += 300.0
@@ -346,6 +434,10 @@ async def test_in_dry_run_nothing_is_written(node: Boosted) -> None:
     await node.run_web()
     assert quotas(node) == ("40000", "40000")
     assert len(node.leased.owned(OWNER).claims) == 1
+    assert node.boosts.problem == "startup-boost is in mode dry-run"
+    await node.pass_time(60.0)
+    # Nothing that could be applied is left.
+    assert not node.boosts.problem
 
 
 def _owners(node: Boosted) -> dict[str, Owner]:
@@ -372,6 +464,17 @@ async def test_without_limit_or_room_the_reason_is_known(node: Boosted) -> None:
     node.stat.unlink()
     await node.pass_time(1.0)
     assert [each.waits for each in node.boosts.rules.active.values()] == [NoBoost.UNKNOWN_IDLE]
+
+
+async def test_the_log_says_why_one_never_had_its_boost(
+    node: Boosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    node.set_idle(0)
+    await node.run_web()
+    await node.pass_time(60.0)
+    assert "web had no start-up boost until this ended: time; all start-up boosts have half" in caplog.text
+    assert "has ended" not in caplog.text
 
 
 async def test_a_hundred_pods_after_a_reboot_share_half_of_what_is_idle(node: Boosted) -> None:
@@ -436,6 +539,8 @@ async def test_what_never_becomes_known_is_forgotten(node: Boosted) -> None:
         '{"version":1,"boot_id":"boot","boosts":[],"given":[["u2"]]}',
         '{"version":1,"boot_id":"boot","boosts":[{"container":"web"}],"given":[]}',
         json.dumps({"version": 1, "boot_id": "boot", "boosts": [NO_BOOST], "given": []}),
+        json.dumps({"version": 1, "boot_id": "boot", "boosts": [LATER], "given": []}),
+        '{"version":1,"boot_id":"boot","boosts":[],"given":[["u2","web",1e9,"web"]]}',
     ],
 )
 async def test_a_file_that_cannot_be_used_leaves_no_boost_behind(node: Boosted, text: str) -> None:
