@@ -43,8 +43,8 @@ _ASKED: Final = 2.0
 """CPUs, by the BE pods."""
 _ENOUGH: Final = 1.2
 """CPUs of BE pods, from which on the guarded pod waits too long."""
-_BOUND_US: Final = range(50_000, 120_001)
-"""In 100 ms: from the floor to what is enough. On a busy machine files are counted up unevenly."""
+_BOUND_US: Final = range(20_000, 120_001)
+"""In 100 ms: from the least floor to what is enough. On a busy machine files are counted up unevenly."""
 _ASKED_MS: Final = 1
 """By the pod's annotation."""
 _TARGET_MS: Final = 5

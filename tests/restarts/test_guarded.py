@@ -12,7 +12,7 @@ from tests.lab.deadline import wait_until
 from tests.restarts.guarded import GuardedNode, faults_after_kills, guarded_node, shown_status, switch_off
 
 KILLS = 3
-DECISION = r"rule \d: .*E [\d.]+ of lab/web, B \d+m, B_bad \d+m, F 500m, BE pods use \d+m"
+DECISION = r"rule \d: .*E [\d.]+ of lab/web, B \d+m, B_bad \d+m, F \d+m, BE pods use \d+m"
 WAIT = r"w [\d.]+, t 5.0 ms/s \(asks for 1 ms/s, at least 5 ms/s by annotation\), e [\d.]+"
 
 
