@@ -471,7 +471,7 @@ class CpuGuard(PodCpuGuard):
     feedback: bool = True
     """Whether BE pods are bounded by what others wait; else they are only made to yield."""
     floor_millicores: Natural = 0
-    """What BE pods keep together in any case; at least 500, and a tenth of the node's CPUs."""
+    """What BE pods keep together in any case; at least 200, and a tenth of the node's CPUs."""
     idle_pods: bool = True
     """Whether BE pods run only when no other pod wants to: `cpu.idle`. Pods with batch resources keep the
     weights that these give them."""

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from runtimeproxy.qosmanager.guard.law import TRIAL_S, floor_of
+from runtimeproxy.qosmanager.guard.lever import is_by_cpus
 from runtimeproxy.qosmanager.plugins.cpu_guard import CpuGuardPlugin
 from runtimeproxy.slo.schema import CpuGuard
 from runtimeproxy.testing.node.simulation import SimulatedNode
@@ -57,6 +58,11 @@ class DrawnNode:
     """By which the load of a second differs, as a share."""
     quiet_s: int
     """Without BE pods: pods become old enough to be judged, and after 90 s their targets are learnt."""
+
+    @property
+    def floor(self) -> int:
+        """Of the bound, in millicores."""
+        return floor_of(self.cpus, by_cpus=is_by_cpus(self.cpus * 1_000, self.cpus, self.policy))
 
     def start(self, level: Callable[[], float] = lambda: 1.0) -> SimulatedNode:
         """The node with its services, old enough to be judged; BE pods come with `start_greedy`.
@@ -207,15 +213,15 @@ def outcome(node: DrawnNode) -> Run:
     return run(simulated, RUN_S)
 
 
-def table(runs: Sequence[Run]) -> str:
+def table(family: Sequence[DrawnNode], runs: Sequence[Run]) -> str:
     """Of the time after `SETTLING_S`."""
     changes = [each.changes() for each in runs]
     calm = [without_trials(each) for each in runs]
     settled = [list(each.seconds[SETTLING_S:]) for each in runs]
     got = [sum(it.used for it in each) / len(each) / of.cpus for each, of in zip(settled, runs, strict=True)]
     judged = [
-        (it.error, it.bound is None or it.bound > floor_of(of.cpus))
-        for each, of in zip(settled, runs, strict=True)
+        (it.error, it.bound is None or it.bound > of.floor)
+        for each, of in zip(settled, family, strict=True)
         for it in each
         if it.error is not None
     ]
@@ -238,7 +244,7 @@ def main(nodes: str = str(NODES), seed: str = str(SEED)) -> None:
     family = drawn(int(nodes), int(seed))
     with ProcessPoolExecutor(os.cpu_count()) as processes:
         runs = list(processes.map(outcome, family))
-    print(table(runs))
+    print(table(family, runs))
     for node, each in zip(family, runs, strict=True):
         if most_within(each.changes()) > 1:
             print(f"\n{node}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.qosmanager.guard.law import CALM, floor_of
+from runtimeproxy.qosmanager.guard.law import CALM
 from runtimeproxy.testing.node.kernel import CPUS, QUOTA, Workload, constant
 from runtimeproxy.testing.node.simulation import SimulatedContainer, SimulatedNode, SimulatedPod
 from runtimeproxy.units import CPU_PERIOD_US, parse_cpu_list
@@ -161,13 +161,11 @@ def test_properties_on_a_drawn_node(drawn_node: DrawnNode, low: float) -> None:
         lse = latency_sensitive("lse", constant(0.01), request=1_000)
         node.add_pod(replace(lse, qos=QoSClass.LSE, cpus=exclusive))
     drawn_node.start_greedy(node)
-    floor = floor_of(drawn_node.cpus) / 1_000
-    # CPUs that are shared are whole ones.
-    least = min(floor, 2.0) if drawn_node.cpus >= 8 else floor
+    floor = drawn_node.floor / 1_000
     watched: list[str] = []
 
     def watch() -> None:
-        if bound_cores(node) < least - 0.001:
+        if bound_cores(node) < floor - 0.001:
             watched.append(f"{node.now_s:g} s: {bound_cores(node)} of {floor}")
         if exclusive and not parse_cpu_list(str(node.value(CPUS))).isdisjoint(exclusive):
             watched.append(f"{node.now_s:g} s: CPUs {node.value(CPUS)}")

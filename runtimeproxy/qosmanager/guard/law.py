@@ -168,9 +168,20 @@ class LawStep(NamedTuple):
     """Its pod."""
 
 
-def floor_of(cpus: int, floor: int = 0) -> int:
-    """Return F, in millicores: what BE pods keep in any case."""
-    return max(LEAST_FLOOR, int(cpus * 1_000 * FLOOR_SHARE), floor)
+def floor_of(cpus: int, floor: int = 0, *, by_cpus: bool = False) -> int:
+    """Return F, in millicores: what BE pods keep in any case.
+
+    Args:
+        cpus: Of the node.
+        floor: By the strategy; it may be more than the node has.
+        by_cpus: See `LawInputs`. F is whole CPUs then, too, if it is large enough.
+    """
+    least = max(LEAST_FLOOR, int(cpus * 1_000 * FLOOR_SHARE), min(floor, cpus * 1_000))
+    return -(-least // 1_000) * 1_000 if by_cpus and least >= LEAST_MILLICORES else least
+
+
+def _floor(facts: LawInputs) -> int:
+    return floor_of(facts.cpus, facts.floor, by_cpus=facts.by_cpus)
 
 
 def step_of(cpus: int, *, is_whole: bool = False) -> int:
@@ -230,7 +241,7 @@ def _tell(step: LawStep, error: float | None, driver: str) -> LawStep:
 
 def _over(state: LawState, facts: LawInputs, errors: Mapping[str, float]) -> LawStep:
     """Rules 1 and 3."""
-    now_s, floor = facts.now_s, floor_of(facts.cpus, facts.floor)
+    now_s, floor = facts.now_s, _floor(facts)
     state = replace(state, over_s=now_s, calm_s=None, spare_s=None)
     pause_s = CPUS_PAUSE_S if state.bound is not None and _is_whole(state.bound, facts) else PAUSE_S
     decreased_s = state.decreased_s
@@ -327,12 +338,12 @@ def _uses_much(facts: LawInputs) -> bool:
 
 def _can_fall(bound: int, facts: LawInputs) -> bool:
     """Whether BE pods have more than they keep in any case, and use enough to be waited for."""
-    return bound > floor_of(facts.cpus, facts.floor) and _uses_much(facts)
+    return bound > _floor(facts) and _uses_much(facts)
 
 
 def _at_floor(state: LawState, facts: LawInputs, over: Mapping[str, float]) -> LawStep:
     """Rule 1 without room: what a bound does that began there is seen only when it rises."""
-    floor = floor_of(facts.cpus, facts.floor)
+    floor = _floor(facts)
     where = f"the bound is at its floor of {floor}m"
     if not _uses_much(facts):
         where = f"BE pods use {facts.be_used:.0f}m under their bound of {state.bound}m"
@@ -378,7 +389,7 @@ def _judged_row(
 def _returned(state: LawState, now: int, row: Decreases, facts: LawInputs, *, is_settled: bool) -> LawStep:
     """Rule 3: the first step back to where the last part of the row began, or all of it."""
     bound = row.start if is_settled else row.bound
-    # A floor may be more than the node has.
+    # CPUs may have gone.
     end = max(facts.cpus * 1_000, now) if bound is None else bound
     steps: list[int | None] = []
     for number in range(1, RETURN_STEPS):
@@ -478,6 +489,13 @@ def _unbounded(state: LawState) -> LawState:
     return replace(state, bound=None, calm_s=None, spare_s=None, rise=None, returning=())
 
 
+def raised_to_floor(state: LawState, floor: int) -> LawState:
+    """Return the state with a bound of F at least: strategy, CPUs or policy may be others now."""
+    if state.bound is None or state.bound >= floor:
+        return state
+    return replace(state, bound=floor)
+
+
 def is_held(state: LawState, now_s: float, blind_s: float) -> bool:
     """Whether a guard that has been blind since `blind_s` holds a bound: nothing else bounds BE pods then."""
     return state.bound is not None and now_s - blind_s < BLIND_HOLD_S
@@ -500,7 +518,6 @@ def given_back(state: LawState, now_s: float, blind_s: float, cpus: int) -> tupl
     return replace(state, bound=after, calm_s=now_s), f"given back in steps: {after}m"
 
 
-def probed(state: LawState, cpus: int, floor: int) -> int:
-    """Return the bound of a probe: the floor, or less than that if it is bounded below."""
-    least = floor_of(cpus, floor)
-    return least if state.bound is None else min(state.bound, least)
+def probed(state: LawState, floor: int) -> int:
+    """Return the bound of a probe: F, or less than that if it is bounded below."""
+    return floor if state.bound is None else min(state.bound, floor)

@@ -39,8 +39,9 @@ def moved(now: Position, bound: int | None, *, by_cpus: bool, now_s: float) -> P
     """Return the next position on the way to a bound, in millicores; None: no bound."""
     quota_us, cpus = _wanted(now, bound, by_cpus=by_cpus)
     if cpus != now.cpus and (now_s - now.changed_s >= HOLD_S or not cpus):
-        is_quota_to_go = quota_us == UNLIMITED != now.quota_us
-        if cpus or not is_quota_to_go:
+        # The CPUs go last: a quota that is to come in their place comes first.
+        is_quota_to_move = UNLIMITED in (quota_us, now.quota_us) and quota_us != now.quota_us
+        if cpus or not is_quota_to_move:
             return now._replace(cpus=cpus, changed_s=now_s)
     if cpus and not now.cpus:
         # Without its quota it would be unbounded.
@@ -55,8 +56,12 @@ def _wanted(now: Position, bound: int | None, *, by_cpus: bool) -> tuple[int, in
         return UNLIMITED, 0
     if by_cpus:
         return UNLIMITED, bound // 1_000
+    quota_us = bound * CPU_PERIOD_US // 1_000
+    if bound >= LEAST_MILLICORES:
+        # The node has too few CPUs now, or another policy: fewer CPUs than the bound would bound more.
+        return quota_us, 0
     # With two CPUs left a quota alone changes; more of them come back only with the bound.
-    return bound * CPU_PERIOD_US // 1_000, min(now.cpus, LEAST_MILLICORES // 1_000)
+    return quota_us, min(now.cpus, LEAST_MILLICORES // 1_000)
 
 
 def _is_small(now_us: int, wanted_us: int) -> bool:

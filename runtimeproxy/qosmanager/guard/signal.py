@@ -44,6 +44,7 @@ class NoSample(StrEnum):
     YOUNG = "younger than 30 s"
     IDLE = "used less than 20 ms of CPU"
     BOOSTED = "its start is boosted"
+    BOUNDED = "of the class BestEffort itself, which would be bounded"
 
 
 class PodSecond(NamedTuple):
@@ -62,6 +63,8 @@ class PodSecond(NamedTuple):
     age_s: float | None = None
     """None: not known, and it counts as old."""
     is_boosted: bool = False
+    is_bounded: bool = False
+    """Whether it is of the class that is bounded: with less for BE pods it would wait more."""
 
 
 def no_sample(second: PodSecond) -> NoSample | None:
@@ -72,6 +75,8 @@ def no_sample(second: PodSecond) -> NoSample | None:
         return NoSample.COUNTER_BACK
     if second.elapsed_s is None or not SHORTEST_S <= second.elapsed_s <= LONGEST_S:
         return NoSample.LENGTH
+    if second.is_bounded:
+        return NoSample.BOUNDED
     if second.is_boosted:
         return NoSample.BOOSTED
     if second.age_s is not None and second.age_s < YOUNGEST_S:

@@ -67,12 +67,37 @@ class WaitTarget(NamedTuple):
 class _Quiet:
     """Quiet seconds of one workload at one load."""
 
-    __slots__ = ("histogram", "seconds")
+    __slots__ = ("histogram", "seconds", "updated_s")
 
     def __init__(self) -> None:
         self.histogram = UsageHistogram(_BUCKETS)
         self.seconds = 0
         """At most `ENOUGH_S`."""
+        self.updated_s = 0.0
+        """Wall clock."""
+
+    def add(self, waited: float, wall_s: float) -> None:
+        # If the clock was set back, the last second is of now: else those of a time to come never fade.
+        if (back_s := wall_s - self.updated_s) < 0:
+            self.histogram.shift(back_s)
+        self.updated_s = wall_s
+        self.histogram.add(waited, wall_s)
+        self.seconds = min(self.seconds + 1, ENOUGH_S)
+
+    def saved(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "updated_s": self.updated_s, **self.histogram.saved()}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> _Quiet:
+        """What `saved` gave. Raises ValueError, KeyError, TypeError or AttributeError."""
+        quiet = cls()
+        quiet.histogram = UsageHistogram.restored(_BUCKETS, saved)
+        quiet.seconds = min(max(int(saved["seconds"]), 0), ENOUGH_S)
+        # Files of before have no such member; no time in them is after that of the last second.
+        quiet.updated_s = max(float(saved.get("updated_s", 0.0)), float(saved["reference_s"]))
+        if not math.isfinite(quiet.updated_s):
+            raise ValueError("no time")
+        return quiet
 
 
 class QuietHistory:
@@ -90,9 +115,7 @@ class QuietHistory:
         self._by_workload.move_to_end(workload)
         if len(self._by_workload) > MOST_WORKLOADS:
             self._by_workload.popitem(last=False)
-        quiet = loads.setdefault((kind, load_of(used_cores)), _Quiet())
-        quiet.histogram.add(waited, wall_s)
-        quiet.seconds = min(quiet.seconds + 1, ENOUGH_S)
+        loads.setdefault((kind, load_of(used_cores)), _Quiet()).add(waited, wall_s)
 
     def usual(self, workload: str, kind: WaitKind, used_cores: float) -> float | None:
         """Return what it waits at this load while BE pods are quiet, in thousandths; None: not known yet."""
@@ -120,10 +143,7 @@ class QuietHistory:
     def saved(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
-            workload: {
-                f"{kind}/{load}": {"seconds": quiet.seconds, **quiet.histogram.saved()}
-                for (kind, load), quiet in loads.items()
-            }
+            workload: {f"{kind}/{load}": quiet.saved() for (kind, load), quiet in loads.items()}
             for workload, loads in self._by_workload.items()
         }
 
@@ -138,9 +158,7 @@ class QuietHistory:
                     kind, _, load = name.partition("/")
                     if not 0 <= int(load) < _LOADS:
                         raise ValueError(f"load {load}")
-                    quiet = found.setdefault((WaitKind(kind), int(load)), _Quiet())
-                    quiet.histogram = UsageHistogram.restored(_BUCKETS, each)
-                    quiet.seconds = min(max(int(each["seconds"]), 0), ENOUGH_S)
+                    found[WaitKind(kind), int(load)] = _Quiet.restored(each)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a history: {error!r}") from error
         return history

@@ -7,11 +7,12 @@ are made to yield. CPU suppress claims nothing while the guard sees what pods fe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.qosmanager.conditions import service_of
@@ -24,12 +25,14 @@ from runtimeproxy.qosmanager.guard.law import (
     given_back,
     is_held,
     probed,
+    raised_to_floor,
 )
 from runtimeproxy.qosmanager.guard.lever import Position, held_bound, is_by_cpus, moved
 from runtimeproxy.qosmanager.guard.metrics import Figures, GuardCollector, PodFigures
 from runtimeproxy.qosmanager.guard.signal import (
     BLIND_S,
     SAMPLES,
+    YOUNGEST_S,
     NoSample,
     PodSecond,
     RecentWaits,
@@ -70,6 +73,7 @@ from runtimeproxy.qosmanager.snapshot import (
     ContainerState,
     Level,
     Metric,
+    Node,
     Pod,
     Snapshot,
 )
@@ -94,7 +98,13 @@ LEARNT_S: Final = 10.0
 """A target that is learnt is computed anew this often."""
 MOST_NAMED: Final = 3
 """Pods that an explanation names."""
+PROBED: Final = 1.1
+"""A second of a probe is quiet if BE pods use no more than so many times their floor: a quota is exceeded a
+little at times, and in dry-run there is none."""
 _FILE: Final = "cpu-guard.json"
+_STARTED: Final = "cpu-guard-started.json"
+"""The first start in a row of processes of which none lived until `FIRST_SAVING_S`, by CLOCK_MONOTONIC, which
+goes on through restarts."""
 _GUARDED: Final = frozenset({QoSClass.LS, QoSClass.LSR, QoSClass.LSE})
 _TARGET_FIELDS: Final = {
     WaitKind.PRESSURE: "target_pressure_milliseconds",
@@ -113,8 +123,8 @@ class CpuGuardOptions:
     """`[plugins.cpu-guard.options]`."""
 
     folder: str = ""
-    """Where it is saved what pods wait while BE pods are quiet (`cpu-guard.json`); empty: nowhere, and it is
-    learnt anew by each process."""
+    """Where it is saved what pods wait while BE pods are quiet (`cpu-guard.json`), and when the process began
+    (`cpu-guard-started.json`); empty: nowhere, and it is learnt anew by each process."""
     metrics_listen: str = ""
     """Address such as `127.0.0.1:9447` on which metrics are served for Prometheus; empty: none."""
 
@@ -123,6 +133,8 @@ class PodState(NamedTuple):
     """What is known of one guarded pod."""
 
     waits: RecentWaits
+    seen_s: float = _NOTHING_S
+    """Since when it is known, by the monotonic clock."""
     read_s: float = _NOTHING_S
     """The last second that was judged."""
     used_cores: float = 0.0
@@ -156,7 +168,7 @@ class GuardState:
     """The last sample of any pod."""
     is_seeing: bool = False
     blind_s: float = _NOTHING_S
-    """Since when it is blind."""
+    """Since when it is blind; at its start, see `_STARTED`."""
     quiet_s: float = _NOTHING_S
     probed_s: float = _NOTHING_S
     saved_s: float = _NOTHING_S
@@ -216,7 +228,11 @@ class CpuGuardPlugin(Plugin[GuardState]):
         return replace(state, history=history or QuietHistory(), problem=file.unusable)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        return snapshot.asks_for(self.name)
+        is_asked_for = snapshot.asks_for(self.name)
+        if not is_asked_for:
+            # There is no last decision then.
+            self.collector.figures = None
+        return is_asked_for
 
     def run(self, snapshot: Snapshot, state: GuardState) -> Decision[GuardState]:
         if not snapshot.node.cpus:
@@ -224,7 +240,8 @@ class CpuGuardPlugin(Plugin[GuardState]):
         now_s, strategy = snapshot.now_s, snapshot.strategies.cpu_guard
         if state.started_s is None:
             state = _begun(state, snapshot)
-        guarded = [pod for pod in snapshot.pods if is_guarded(pod)]
+            state = replace(state, blind_s=self._first_start_s(now_s, state.law.bound))
+        guarded = [pod for pod in _named(snapshot.pods) if is_guarded(pod)]
         used, asked = be_cores(snapshot)
         state = self._sampled(snapshot, state, guarded, used)
         errors = {uid: error for uid, pod in state.pods.items() if (error := _error(pod, now_s)) is not None}
@@ -261,15 +278,16 @@ class CpuGuardPlugin(Plugin[GuardState]):
     ) -> GuardState:
         """The state with the samples of the last second."""
         now_s = snapshot.now_s
-        in_probe = now_s - state.probed_s < PROBE_S + 1 and now_s - state.probed_s > 1
-        is_quiet = in_probe or (be_used is not None and be_used < QUIET_SHARE * len(snapshot.node.cpus))
+        is_quiet = _is_probed(snapshot, state) or (
+            be_used is not None and be_used < QUIET_SHARE * len(snapshot.node.cpus)
+        )
         pods: dict[str, PodState] = {}
         sampled_s, quiet_s = state.sampled_s, state.quiet_s
         throttled = {
             cgroup for cgroup in snapshot.node.qos_cgroups.values() if _is_throttled(snapshot, cgroup)
         }
         for pod in guarded:
-            before = state.pods.get(pod.uid) or PodState(RecentWaits(WaitKind.PRESSURE))
+            before = state.pods.get(pod.uid) or PodState(RecentWaits(WaitKind.PRESSURE), now_s)
             if before.containers != len(pod.containers):
                 before = before._replace(workload=workload_of(pod), containers=len(pod.containers))
             kind, second = second_of(snapshot, pod, throttled)
@@ -279,6 +297,9 @@ class CpuGuardPlugin(Plugin[GuardState]):
             if second.at_s <= before.read_s:
                 pods[pod.uid] = before
                 continue
+            if now_s - before.seen_s >= YOUNGEST_S:
+                # A wall clock that was set back makes it no younger.
+                second = second._replace(age_s=None)
             why, used = no_sample(second), second.used_cores or 0.0
             if why is not None or second.waited is None:
                 pods[pod.uid] = before._replace(read_s=second.at_s, missing=why, kind=kind)
@@ -309,6 +330,8 @@ class CpuGuardPlugin(Plugin[GuardState]):
     ) -> tuple[GuardState, str]:
         """The state with the next bound, and what is said of it."""
         now_s, cpus, strategy = snapshot.now_s, len(snapshot.node.cpus), snapshot.strategies.cpu_guard
+        floor = _floor(snapshot)
+        state = replace(state, law=raised_to_floor(state.law, floor))
         if is_blind(now_s, state.sampled_s) or used is None or asked is None:
             blind_s = now_s if state.is_seeing else state.blind_s
             law, said = given_back(state.law, now_s, blind_s, cpus)
@@ -318,8 +341,9 @@ class CpuGuardPlugin(Plugin[GuardState]):
         law = state.law
         if not state.is_seeing and snapshot.be_limit_cores is not None:
             # CPU suppress ends its bound now: it goes on from there, or from its own if that bounds more.
-            bound = max(int(snapshot.be_limit_cores * 1_000), floor_of(cpus, strategy.floor_millicores))
-            law = replace(law, bound=bound if law.bound is None else min(bound, law.bound))
+            bound = max(int(snapshot.be_limit_cores * 1_000), floor)
+            bound = bound if law.bound is None else min(bound, law.bound)
+            law = replace(law, bound=bound, decreased_s=now_s)
         state = replace(state, is_seeing=True)
         if now_s - state.probed_s < PROBE_S:
             return replace(state, law=law), "probe: BE pods are at the floor, to learn what is usual"
@@ -337,12 +361,27 @@ class CpuGuardPlugin(Plugin[GuardState]):
                 others_used=_others_used(snapshot, used),
                 cpus=cpus,
                 floor=strategy.floor_millicores,
-                by_cpus=is_by_cpus(cpus * 1_000, cpus, snapshot.node.cpu_manager_policy),
+                by_cpus=_has_cpu_bounds(snapshot.node),
                 moved_s=state.position.changed_s,
                 loads=loads_of(snapshot, law, errors),
             ),
         )
+        # What it goes back to may be of a smaller floor.
+        step = step._replace(state=raised_to_floor(step.state, floor))
         return replace(state, law=step.state, step=step), _step_text(snapshot, step, used)
+
+    def _first_start_s(self, now_s: float, bound: int | None) -> float:
+        """Since when a bound that was found is held: else processes that soon end would keep it for good."""
+        # If there is no such folder, or it cannot be written, `_save` says so.
+        if not self._options.folder or not Path(self._options.folder).is_dir():
+            return now_s
+        file = _started_file(self._options.folder)
+        first_s = file.load(_first_start) if bound is not None else None
+        if first_s is not None and first_s <= now_s:
+            return first_s
+        with suppress(OSError):
+            file.save({"first_s": now_s})
+        return now_s
 
     def _save(self, snapshot: Snapshot, state: GuardState) -> str:
         """Saves what was learnt if that is due; returns why that is not possible."""
@@ -351,6 +390,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
         if not Path(self._options.folder).is_dir():
             return f"{self._options.folder} cannot be written: there is no such folder"
         try:
+            _started_file(self._options.folder).path.unlink(missing_ok=True)
             _file(self._options.folder).save(state.history.saved())
         except OSError as error:
             return f"{self._options.folder} cannot be written: {error.strerror}"
@@ -395,16 +435,40 @@ def workload_of(pod: Pod) -> str:
 
 def be_cores(snapshot: Snapshot) -> tuple[float | None, float | None]:
     """Return what BE pods use now, and what they ask for: the 95th percentile of 10 s. None: not known."""
-    cgroup = snapshot.node.qos_cgroups.get(KubeQoSClass.BEST_EFFORT)
-    cgroups = [cgroup] if cgroup else [pod.cgroup for pod in snapshot.pods if _is_best_effort(pod)]
+    cgroups = _be_cgroups(snapshot)
     now = [snapshot.metrics.window(each, Metric.CPU_USAGE, LOOK_BACK_S) for each in cgroups]
-    if cgroup and now[0] is None:
+    if cgroups and not any(now):
         return None, None
     longer = [snapshot.metrics.window(each, Metric.CPU_USAGE, ASKED_S) for each in cgroups]
     return (
         sum(each.avg for each in now if each is not None),
         sum(each.p95 for each in longer if each is not None),
     )
+
+
+def _has_cpu_bounds(node: Node) -> bool:
+    """Whether a bound of this node is whole CPUs, if it is large enough."""
+    return is_by_cpus(len(node.cpus) * 1_000, len(node.cpus), node.cpu_manager_policy)
+
+
+def _floor(snapshot: Snapshot) -> int:
+    """F, in millicores."""
+    floor, node = snapshot.strategies.cpu_guard.floor_millicores, snapshot.node
+    return floor_of(len(node.cpus), floor, by_cpus=_has_cpu_bounds(node))
+
+
+def _be_cgroups(snapshot: Snapshot) -> list[str]:
+    """The class of BE pods; where that is not known, all of them."""
+    cgroup = snapshot.node.qos_cgroups.get(KubeQoSClass.BEST_EFFORT)
+    return [cgroup] if cgroup else [pod.cgroup for pod in snapshot.pods if _is_best_effort(pod)]
+
+
+def _is_probed(snapshot: Snapshot, state: GuardState) -> bool:
+    """Whether a probe held BE pods to their floor in the last second."""
+    if not 1 < snapshot.now_s - state.probed_s < PROBE_S + 1:
+        return False
+    used = [snapshot.metrics.last(each, Metric.CPU_USAGE, LOOK_BACK_S) for each in _be_cgroups(snapshot)]
+    return None not in used and sum(filter(None, used)) * 1_000 <= PROBED * _floor(snapshot)
 
 
 def _be_waits(snapshot: Snapshot) -> float | None:
@@ -460,6 +524,7 @@ def second_of(
         is_throttled=waited > 0 and _is_pod_throttled(snapshot, pod, throttled),
         age_s=snapshot.wall_s - pod.created_s if pod.created_s is not None else None,
         is_boosted=pod.is_boosted,
+        is_bounded=pod.kube_qos is KubeQoSClass.BEST_EFFORT,
     )
 
 
@@ -493,7 +558,8 @@ def _begun(state: GuardState, snapshot: Snapshot) -> GuardState:
         blind_s=now_s,
         quiet_s=now_s,
         saved_s=now_s - SAVING_S + FIRST_SAVING_S,
-        law=LawState(bound=bound),
+        # Nothing is known of its effect, which may be seen within a minute.
+        law=LawState(bound=bound, decreased_s=now_s if bound is not None else _NOTHING_S),
     )
 
 
@@ -514,8 +580,8 @@ def _moved(snapshot: Snapshot, state: GuardState) -> GuardState:
     """The state with the next position of CPUs and quota."""
     node, now_s = snapshot.node, snapshot.now_s
     bound = state.law.bound
-    if now_s - state.probed_s < PROBE_S:
-        bound = probed(state.law, len(node.cpus), snapshot.strategies.cpu_guard.floor_millicores)
+    if state.is_seeing and now_s - state.probed_s < PROBE_S:
+        bound = probed(state.law, _floor(snapshot))
     by_cpus = bound is not None and is_by_cpus(bound, len(node.cpus), node.cpu_manager_policy)
     position = moved(state.position, bound, by_cpus=by_cpus, now_s=now_s)
     allowed = be_cpus(node, snapshot.pods)
@@ -546,6 +612,11 @@ def _bounds(snapshot: Snapshot, state: GuardState, reason: str) -> Iterator[Clai
         yield Claim(BE_CLASS, CPUS, Role.AT_MOST, format_cpu_list(cpus), reason=reason)
 
 
+def _named(pods: Iterable[Pod]) -> Iterable[Pod]:
+    """Pods that can be claimed for, each once: one may have two sandboxes that are ready for a moment."""
+    return {pod.uid: pod for pod in pods if pod.uid}.values()
+
+
 def _is_best_effort(pod: Pod) -> bool:
     return pod.kube_qos is KubeQoSClass.BEST_EFFORT and pod.qos not in _GUARDED
 
@@ -559,7 +630,7 @@ def _idle_claims(snapshot: Snapshot, has_guarded: bool) -> tuple[list[Claim], st
     claims: list[Claim] = []
     if snapshot.strategies.cpu_guard.class_idle:
         claims.append(Claim(BE_CLASS, IDLE, Role.SET, 1, reason="the class yields to LS pods: classIdle"))
-    for pod in snapshot.pods:
+    for pod in _named(snapshot.pods):
         if not _is_best_effort(pod) or not _is_running(pod):
             continue
         target, reason = Target(Level.POD, pod.uid), "BE pods yield to LS pods"
@@ -624,7 +695,7 @@ def _figures(snapshot: Snapshot, state: GuardState) -> Figures:
         error=step.error if step is not None else None,
         bound=law.bound,
         bad=law.bad,
-        floor=floor_of(len(snapshot.node.cpus), snapshot.strategies.cpu_guard.floor_millicores),
+        floor=_floor(snapshot),
         pods=[
             PodFigures(
                 names[uid].namespace,
@@ -645,13 +716,11 @@ def _figures(snapshot: Snapshot, state: GuardState) -> Figures:
 
 
 def _step_text(snapshot: Snapshot, step: LawStep, used: float) -> str:
-    cpus, strategy = len(snapshot.node.cpus), snapshot.strategies.cpu_guard
     bound = "none" if step.state.bound is None else f"{step.state.bound}m"
     bad = "" if step.state.bad is None else f", B_bad {step.state.bad}m"
     error = "none" if step.error is None else f"{step.error:.2f}"
     driver = f" of {_name(snapshot, step.driver)}" if step.driver else ""
-    floor = floor_of(cpus, strategy.floor_millicores)
-    values = f"E {error}{driver}, B {bound}{bad}, F {floor}m, BE pods use {used * 1_000:.0f}m"
+    values = f"E {error}{driver}, B {bound}{bad}, F {_floor(snapshot)}m, BE pods use {used * 1_000:.0f}m"
     return f"rule {step.rule}: {step.reason}; {values}"
 
 
@@ -689,7 +758,7 @@ def _pod_notes(
     notes: dict[str, list[str]] = {}
     driver = state.step.driver if state.step is not None else ""
     unread = ""
-    for pod in snapshot.pods:
+    for pod in _named(snapshot.pods):
         if _is_best_effort(pod):
             notes.setdefault(f"BE pods together: {said}", []).append(pod.uid)
         if (found := state.pods.get(pod.uid)) is None:
@@ -753,15 +822,17 @@ def _others_text(snapshot: Snapshot, state: GuardState) -> str:
 
 
 def _unreadable(snapshot: Snapshot, state: GuardState, used: float | None) -> str:
-    """Why nothing can be read of any guarded pod, in neither way, or of BE pods; empty if that is not so.
+    """Why nothing can be told of any guarded pod, in neither way, or of BE pods; empty if that is not so.
 
     As long as it is not known, too.
     """
     if not state.pods:
         return ""
-    is_long = snapshot.now_s - state.blind_s >= BLIND_S
+    is_long = snapshot.now_s - max(state.blind_s, state.started_s or _NOTHING_S) >= BLIND_S
     if used is None and is_long and any(map(_is_best_effort, snapshot.pods)):
         return "BE pods are not bounded, as it cannot be read what they use"
+    if is_long and all(each.missing is NoSample.LENGTH for each in state.pods.values()):
+        return "BE pods are not bounded, as samples are not about a second apart: qosmanager.interval_s"
     if not all(map(_is_unread, state.pods.values())):
         return ""
     reasons = next((_absences(snapshot, pod) for pod in snapshot.pods if pod.uid in state.pods), [])
@@ -780,3 +851,11 @@ def _saved_s(state: GuardState, now_s: float) -> float:
 
 def _file(folder: str) -> StateFile:
     return StateFile(Path(folder) / _FILE, "targets are learnt anew")
+
+
+def _started_file(folder: str) -> StateFile:
+    return StateFile(Path(folder) / _STARTED, "the hold of the bound begins anew", is_synced=False)
+
+
+def _first_start(saved: Mapping[str, Any]) -> float:
+    return float(saved["first_s"])

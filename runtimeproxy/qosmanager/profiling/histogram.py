@@ -16,6 +16,8 @@ _LEAST_WEIGHT: Final = 0.000_1
 """A bucket with less is empty."""
 _MOST_HALF_LIVES: Final = 100.0
 """Weights are scaled down when those of new samples would exceed 2 to this power."""
+_MOST_WEIGHT: Final = 2.0**200
+"""No bucket has as much, however many samples it has; the sum of larger ones may be no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class UsageHistogram:
             histogram._reference_s = float(saved["reference_s"])
             for bucket, weight in saved["weights"].items():
                 number = float(weight)
-                if not 0 <= int(bucket) < buckets.count or not 0 <= number < math.inf:
+                if not 0 <= int(bucket) < buckets.count or not 0 <= number < _MOST_WEIGHT:
                     raise ValueError(f"weight {weight} of bucket {bucket}")
                 histogram._weights[int(bucket)] = number
         except (KeyError, TypeError, AttributeError, OverflowError) as error:

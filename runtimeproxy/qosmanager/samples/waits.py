@@ -16,7 +16,8 @@ from runtimeproxy.cgroups.mounts import Mount
 from runtimeproxy.qosmanager.guard.signal import Threads, run_delay_share
 
 MOST_THREADS: Final = 1_000
-"""Read in one pass."""
+"""Read in one pass. Each pod has its even share of them, and what others leave goes to the first ones: a pod
+may have as many threads as it likes."""
 MOST_CGROUPS: Final = 64
 """Below one pod: a container may make as many as it likes."""
 _LIST_PASSES: Final = 10
@@ -135,7 +136,11 @@ class RunDelays:
         self._followed: dict[str, _Followed] = {}
 
     def read(self, cgroups: Sequence[str]) -> list[Delay]:
-        """Reads the threads of cgroups in their order, as many as may be; the delays since the last pass."""
+        """Reads the threads of cgroups, as many as may be; the delays since the last pass.
+
+        All have an even share of what may be read, as far as they are known to need it; what is left of that
+        goes to the first ones. A cgroup that is new may have to wait for the next pass.
+        """
         if self._folder is None:
             return []
         found: list[Delay] = []
@@ -143,23 +148,26 @@ class RunDelays:
         left, is_zero, is_any = self._most_threads, False, False
         self._are_hidden = False
         self._passes += 1
+        share = max(self._most_threads // max(len(cgroups), 1), 1)
+        known = (self._followed.get(each) for each in cgroups)
+        kept = [min(len(each.names), share) if each is not None else 0 for each in known]
+        kept_for_others = sum(kept)
         for turn, cgroup in enumerate(cgroups):
-            if left <= 0:
-                break
+            kept_for_others -= kept[turn]
+            most = max(left - kept_for_others, 0)
             each = self._followed.pop(cgroup) if cgroup in self._followed else _Followed(turn)
             followed[cgroup] = each
             if each.is_due or (self._passes + each.turn) % _LIST_PASSES == 0:
-                self._list(cgroup, each, left)
+                self._list(cgroup, each, max(most, share))
             at_s = self._clock()
-            threads = self._threads(each, left)
+            threads = self._threads(each, most)
             left -= len(threads)
-            share = run_delay_share(each.threads, threads)
+            delay = run_delay_share(each.threads, threads)
             each.threads = threads
             is_any = is_any or bool(threads)
             is_zero = is_zero or (bool(threads) and not any(map(any, threads.values())))
-            if share is not None:
-                found.append(Delay(cgroup, at_s, share))
-        # Those that had no turn begin anew: what they waited since is of more than a pass.
+            if delay is not None:
+                found.append(Delay(cgroup, at_s, delay))
         self.close()
         self._followed = followed
         self._kept_files = sum(len(each.descriptors) for each in followed.values())

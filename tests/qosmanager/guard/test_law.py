@@ -46,11 +46,17 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("cpus", "floor", "expected"),
-    [(1, 0, 200), (2, 0, 200), (4, 0, 400), (8, 0, 800), (64, 0, 6_400), (8, 2_000, 2_000)],
+    ("cpus", "floor", "expected", "by_cpus"),
+    [
+        *((1, 0, 200, 200), (2, 0, 200, 200), (4, 0, 400, 400), (8, 0, 800, 800)),
+        *((8, 2_000, 2_000, 2_000), (8, 9_000, 8_000, 8_000), (1, 10**18, 1_000, 1_000)),
+        # Whole CPUs, and no less; below two it is a quota.
+        *((16, 0, 1_600, 1_600), (24, 0, 2_400, 3_000), (64, 0, 6_400, 7_000), (8, 7_001, 7_001, 8_000)),
+    ],
 )
-def test_floor(cpus: int, floor: int, expected: int) -> None:
+def test_floor(cpus: int, floor: int, expected: int, by_cpus: int) -> None:
     assert floor_of(cpus, floor) == expected
+    assert floor_of(cpus, floor, by_cpus=True) == by_cpus
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,9 @@ def test_which_one(millicores: int, cpus: int, policy: str, expected: bool) -> N
         pytest.param(Position(150_000, 2, 9.0), 2_400, True, 10.0, (-1, 2), id="then-no-quota"),
         pytest.param(Position(150_000, 0, 9.0), 2_400, True, 10.0, (150_000, 0), id="never-unbounded"),
         pytest.param(Position(150_000, 2), None, False, 9.0, (-1, 2), id="release-one-by-one"),
+        pytest.param(Position(-1, 9, 8.0), 5_000, False, 9.0, (500_000, 9), id="no-more-by-cpus-quota-first"),
+        pytest.param(Position(500_000, 9, 8.0), 5_000, False, 9.0, (500_000, 0), id="then-no-cpus"),
+        pytest.param(Position(150_000, 2, 8.0), 5_000, False, 9.0, (150_000, 0), id="a-larger-quota-last"),
     ],
 )
 def test_moves(

@@ -41,6 +41,7 @@ WHOLE = PodSecond(at_s=100.0, elapsed_s=1.0, waited=12.0, used_cores=0.5, age_s=
         ({"used_cores": 0.02}, None),
         ({"is_boosted": True}, NoSample.BOOSTED),
         ({"is_boosted": True, "elapsed_s": 3.0}, NoSample.LENGTH),
+        ({"is_bounded": True}, NoSample.BOUNDED),
     ],
 )
 def test_which_seconds_count(changes: dict[str, Any], expected: NoSample | None) -> None:

@@ -94,6 +94,24 @@ def test_weights_lose_half_in_a_day() -> None:
     assert history.target("web", WaitKind.PRESSURE, 1.0).waited < 16.0
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_clock_that_was_set_back(is_restored: bool) -> None:
+    """What was learnt in a time to come weighs as if it were of now, and fades."""
+    history = QuietHistory()
+    for waited, seconds, wall_s in ((30.0, 1, 0.0), (30.0, 60, 50 * DAY_S), (10.0, 240, DAY_S)):
+        for _ in range(seconds):
+            history.add("web", WaitKind.PRESSURE, 1.0, waited, wall_s)
+        if is_restored:
+            history = QuietHistory.restored(json.loads(json.dumps(history.saved())))
+    assert history.target("web", WaitKind.PRESSURE, 1.0).waited < 16.0
+
+
+def test_a_file_from_before_times_were_saved() -> None:
+    saved = learnt({10.0: 60}).saved()
+    del saved["web"]["pressure/4"]["updated_s"]
+    assert QuietHistory.restored(saved).target("web", WaitKind.PRESSURE, 1.0).waited < 16.0
+
+
 def test_saved_and_restored() -> None:
     history = learnt({10.0: 80, 40.0: 20})
     restored = QuietHistory.restored(json.loads(json.dumps(history.saved())))
@@ -111,6 +129,9 @@ def test_saved_and_restored() -> None:
         {"web": {"pressure/99": {"seconds": 1, "reference_s": 0, "weights": {}}}},
         {"web": {"luck/4": {"seconds": 1, "reference_s": 0, "weights": {}}}},
         {"web": {"pressure/4": {"seconds": None, "reference_s": 0, "weights": {}}}},
+        {"web": {"pressure/4": {"seconds": 1, "updated_s": "no", "reference_s": 0, "weights": {}}}},
+        # Their sum is no number.
+        {"web": {"pressure/4": {"seconds": 60, "reference_s": 0, "weights": {"0": 1e308, "1": 1e308}}}},
     ],
 )
 def test_files_of_others_are_refused(saved: Any) -> None:

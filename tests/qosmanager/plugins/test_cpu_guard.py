@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.qosmanager.framework import decision_problem
 from runtimeproxy.qosmanager.guard.law import LawState
 from runtimeproxy.qosmanager.plugin import (
     BE_CLASS,
@@ -26,6 +27,7 @@ from runtimeproxy.qosmanager.plugins.cpu_guard import (
     CpuGuardOptions,
     CpuGuardPlugin,
     GuardState,
+    be_cores,
     is_guarded,
     loads_of,
     workload_of,
@@ -42,7 +44,7 @@ from runtimeproxy.qosmanager.snapshot import (
     Window,
 )
 from runtimeproxy.slo.schema import CpuGuard, PodCpuGuard, Threshold
-from runtimeproxy.units import parse_cpu_list
+from runtimeproxy.units import CPU_PERIOD_US, MAX_INT64, parse_cpu_list
 from tests.qosmanager.snapshots import BEST_EFFORT, BURSTABLE, container_of, node_of, pod_of, values_of
 
 WEB = pod_of("web")
@@ -105,6 +107,7 @@ class Guarded:
         self.state: GuardState = self.plugin.setup(PluginContext(gates={}, held=held, options=options))
         self.decision: Decision[GuardState] = Decision(self.state)
         self.be_cores = 2.0
+        self.is_dry_run = False
         self.node_cores: float | None = None
         self.metric = Metric.CPU_PRESSURE_FULL
 
@@ -125,8 +128,11 @@ class Guarded:
         metrics.add(WEB.cgroup, Metric.CPU_USAGE, used)
         for cgroup, share in (throttled or {}).items():
             metrics.add(cgroup, Metric.CPU_THROTTLED, share)
-        bound = self.state.law.bound
-        got = self.be_cores if bound is None else min(self.be_cores, bound / 1_000)
+        got, bound, quota_us = self.be_cores, self.state.law.bound, self.quota_us()
+        if bound is not None and not self.is_dry_run:
+            got = min(got, bound / 1_000)
+        if isinstance(quota_us, int) and not self.is_dry_run:
+            got = min(got, quota_us / CPU_PERIOD_US)
         if self.node_cores is not None:
             metrics.add(NODE_CGROUP, Metric.CPU_USAGE, self.node_cores)
         if be_is_read:
@@ -272,6 +278,50 @@ def test_what_is_no_sample(pod: Pod, arguments: dict[str, Any], reason: str) -> 
     assert node.decision.pod_notes[f"no sample: {reason}"] == ["web"]
 
 
+def test_passes_that_are_never_a_second_apart_are_a_problem_of_the_plugin() -> None:
+    """Another interval by the configuration: it would be blind for good."""
+    node = Guarded()
+    node.seconds([0.01] * 5, elapsed_s=2.0)
+    assert node.decision.problem == ""
+    node.second(0.01, elapsed_s=2.0)
+    assert "samples are not about a second apart: qosmanager.interval_s" in node.decision.problem
+
+
+def test_a_pod_of_the_class_that_is_bounded_bounds_nothing() -> None:
+    """An LS pod without requests: with less for BE pods it would wait more."""
+    inside = pod_of("inside", kube_qos=KubeQoSClass.BEST_EFFORT)
+    node = Guarded(pods=[WEB, BATCH, inside])
+    for _ in range(10):
+        node.metrics.add(inside.cgroup, Metric.CPU_USAGE, 1.0)
+        node.metrics.add(inside.cgroup, Metric.CPU_PRESSURE_FULL, 0.9)
+        assert node.seconds([0.0]) == [None]
+    reason = "no sample: of the class BestEffort itself, which would be bounded"
+    assert node.decision.pod_notes[reason] == ["inside"]
+
+
+def test_pods_that_are_there_twice_or_have_no_uid() -> None:
+    """A decision with two claims for one value, or with one for nothing, is left out as a whole."""
+    pods = [WEB, BATCH, *(replace(each, sandbox_id="sandbox-again") for each in (WEB, BATCH))]
+    pods += [replace(each, sandbox_id=f"sandbox-{each.name}-of-none", uid="") for each in (WEB, BATCH)]
+    strategy, features = CpuGuard(enable=True, slice=True), frozenset({"idle", "slice"})
+    node = Guarded(pods=pods, strategy=strategy, features=features)
+    assert decision_problem(node.second(0.0)) == ""
+    assert values_of(node.decision.claims, "cpu.idle", Role.SET) == {(Level.POD, "batch"): 1}
+    assert sliced(node) == {"web"}
+
+
+def test_usage_of_be_pods_whose_class_is_not_known() -> None:
+    """Nothing read is not the same as nothing used: such seconds would count as quiet."""
+    node = Guarded(qos_cgroups={})
+    assert set(node.seconds([0.04] * 5)) == {None}
+    assert be_cores(node.snapshot()) == (None, None)
+    assert len(node.state.history) == 0
+    node.metrics.add(BATCH.cgroup, Metric.CPU_USAGE, 1.5)
+    assert be_cores(node.snapshot()) == (1.5, 1.5)
+    node.pods = (WEB,)
+    assert be_cores(node.snapshot()) == (0.0, 0.0)
+
+
 def test_what_is_said_of_each_pod() -> None:
     node = Guarded(pods=[WEB, BATCH, pod_of("none", QoSClass.NONE)])
     node.seconds([0.04] * 2)
@@ -309,6 +359,37 @@ def test_pods_that_wait_for_themselves_are_named() -> None:
 def test_a_pod_that_is_old_enough_counts() -> None:
     node = Guarded(pods=[pod_of("web", created_s=-5.0), BATCH])
     assert any(node.seconds([0.5] * 40))
+
+
+def test_a_clock_that_was_set_back_makes_no_pod_younger() -> None:
+    node = Guarded(pods=[pod_of("web", created_s=1e9), BATCH])
+    bounds = node.seconds([0.5] * 40)
+    assert set(bounds[:30]) == {None}
+    assert any(bounds[30:])
+
+
+def test_a_floor_that_grows_raises_the_bound() -> None:
+    """By the strategy, while it sees and while it is blind; or below the bound of the process before."""
+    more = Strategies(cpu_guard=CpuGuard(enable=True, floor_millicores=1_500))
+    node = Guarded()
+    assert node.seconds([0.08] * 4)[-1] == 1_000
+    node.strategies = more
+    assert node.seconds([0.08]) == [1_500]
+    node = Guarded()
+    assert node.seconds([*[0.08] * 4, *[None] * 12])[-1] == 1_000
+    node.strategies = more
+    node.second(None)
+    assert (node.state.law.bound, node.quota_us()) == (1_500, 150_000)
+    node = Guarded(held=[Claim(BE_CLASS, QUOTA, Role.AT_MOST, 20_000)])
+    node.second(None)
+    assert (node.state.law.bound, node.quota_us()) == (400, 40_000)
+
+
+def test_a_floor_of_more_than_the_node_has() -> None:
+    node = Guarded(strategy=CpuGuard(enable=True, floor_millicores=MAX_INT64))
+    node.seconds([0.08] * 4)
+    assert decision_problem(node.decision) == ""
+    assert node.quota_us() == 400_000
 
 
 def test_blind_it_holds_and_gives_back() -> None:
@@ -557,6 +638,31 @@ def test_whole_cpus_on_a_large_node() -> None:
     assert first
 
 
+def test_the_floor_is_whole_cpus_where_the_bound_is() -> None:
+    """A tenth of 24 CPUs are three: two would be less."""
+    node = Guarded(24, cpu_manager_policy="none")
+    node.be_cores = 20.0
+    for _ in range(60):
+        node.second((node.state.law.bound or 20_000) / 20_000)
+    assert (node.state.law.bound, len(node.cpus or ()), node.quota_us()) == (3_000, 3, None)
+    assert "which has an effect" in node.decision.explanation
+
+
+@pytest.mark.parametrize(("cpus", "policy"), [(16, "static"), (16, ""), (4, "none")])
+def test_a_node_that_is_another_one_meanwhile(cpus: int, policy: str) -> None:
+    """CPUs went offline, or the kubelet's policy changed: the bound is a quota, of the same size."""
+    node = Guarded(16, cpu_manager_policy="none")
+    node.be_cores = 8.0
+    node.seconds([0.04] * 4)
+    assert (node.quota_us(), len(node.cpus or ())) == (None, 6)
+    node.node = replace(node.node, cpus=node_of(cpus).cpus, cpu_manager_policy=policy)
+    # Never unbounded in between.
+    node.second(0.018)
+    assert (node.quota_us(), len(node.cpus or ())) == (600_000, min(cpus, 6))
+    node.second(0.018)
+    assert (node.quota_us(), node.cpus) == (600_000, None)
+
+
 def test_a_quota_under_the_static_policy() -> None:
     node = Guarded(16, cpu_manager_policy="static")
     node.be_cores = 8.0
@@ -694,6 +800,34 @@ def test_a_probe_makes_quiet_seconds() -> None:
     assert again == [None] * 15
 
 
+def test_a_probe_that_is_not_in_force_teaches_nothing() -> None:
+    """As in dry-run: BE pods use what they want all the time."""
+    node = Guarded(strategy=CpuGuard(enable=True, probe=True))
+    node.is_dry_run = True
+    node.seconds([0.015] * 4)
+    node.remember(quiet_s=node.metrics.now_s - 1_798)
+    node.seconds([0.015] * 15)
+    assert node.state.probed_s > 4
+    assert node.state.quiet_s < node.state.probed_s
+    assert len(node.state.history) == 0
+
+
+@pytest.mark.parametrize("waited", [0.015, None])
+def test_a_probe_ends_with_the_feedback(waited: float | None) -> None:
+    node = Guarded(strategy=CpuGuard(enable=True, probe=True))
+    node.seconds([0.015] * 4)
+    node.remember(quiet_s=node.metrics.now_s - 1_800)
+    node.second(0.015)
+    assert node.quota_us() == 40_000
+    if waited is None:
+        # Or as soon as it is blind: CPU suppress bounds BE pods then.
+        node.remember(sampled_s=node.metrics.now_s - 10)
+    else:
+        node.strategies = Strategies(cpu_guard=CpuGuard(enable=True, probe=True, feedback=False))
+    node.second(waited)
+    assert node.quota_us() is None
+
+
 # --- others -------------------------------------------------------------------------------------------------
 
 
@@ -703,6 +837,46 @@ def test_it_begins_with_what_the_daemon_has() -> None:
     node.second(None)
     assert node.quota_us() == 120_000
     assert set(node.seconds([0.018] * 30)) == {1_200}
+
+
+@pytest.mark.parametrize("is_of_suppress", [False, True])
+def test_a_bound_that_it_finds_at_its_floor_stays_for_a_minute(is_of_suppress: bool) -> None:
+    """A restart is no reason to let others wait more; then more is tried, to compare."""
+    held = [Claim(BE_CLASS, QUOTA, Role.AT_MOST, 40_000)]
+    node = Guarded(held=() if is_of_suppress else held)
+    node.be_limit_cores = 0.4 if is_of_suppress else None
+    node.seconds([0.5] * 2)
+    node.be_limit_cores = None
+    assert set(node.seconds([0.5] * 55)) == {400}
+    assert any((bound or 0) > 400 for bound in node.seconds([0.5] * 30))
+
+
+def test_processes_that_soon_end_give_a_bound_back(tmp_path: Path) -> None:
+    """Each is blind at first: the hold counts from the start of the first one, and each gives a step back."""
+    options, now_s, bounds = CpuGuardOptions(folder=str(tmp_path)), 0.0, list[int | None]()
+    held: Sequence[Claim] = [Claim(BE_CLASS, QUOTA, Role.AT_MOST, 120_000)]
+    for _ in range(25):
+        node = Guarded(held=held, options=options)
+        node.metrics.now_s = now_s
+        bounds.append(node.seconds([None] * 10)[-1])
+        held = [each for each in node.decision.claims if each.field == QUOTA]
+        now_s = node.metrics.now_s
+    assert bounds[:8] == [*[1_200] * 6, 1_400, 1_600]
+    assert bounds[-1] is None
+
+
+@pytest.mark.parametrize("saved", ['{"first_s": 1.0}', '{"first_s": 1e9}', '{"first_s": "soon"}', "[]"])
+def test_a_process_that_lives_holds_what_it_finds(saved: str, tmp_path: Path) -> None:
+    """Files of others are none, and times to come are of another boot."""
+    file = tmp_path / "cpu-guard-started.json"
+    file.write_text(saved)
+    held = [Claim(BE_CLASS, QUOTA, Role.AT_MOST, 120_000)]
+    node = Guarded(held=held, options=CpuGuardOptions(folder=str(tmp_path)))
+    node.metrics.now_s = 10.0
+    assert set(node.seconds([None] * 50)) == {1_200}
+    assert file.exists()
+    node.seconds([0.018] * 41)
+    assert not file.exists()
 
 
 def test_it_begins_with_cpus_that_the_daemon_has() -> None:
@@ -783,3 +957,5 @@ def test_metrics() -> None:
     }
     assert values["koord_qos_manager_cpu_guard_blind"] == 1
     assert "koord_qos_manager_cpu_guard_error" not in values
+    assert not node.plugin.is_enabled(Snapshot(now_s=0.0))
+    assert list(node.plugin.collector.collect()) == []

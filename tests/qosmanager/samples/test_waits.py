@@ -141,6 +141,26 @@ def test_the_first_pods_have_all_the_threads_that_may_be_read(tmp_path: Path) ->
     assert len(reader._followed[POD].threads) == 1
 
 
+def test_a_pod_with_many_threads_leaves_others_their_share(tmp_path: Path) -> None:
+    """Its author could hide the waits of all others, and CPU suppress is off as long as one pod is seen."""
+    tree = Tree(tmp_path, 2)
+    folder, now = tree.mounts["cpu"].folder, iter(range(1_000))
+    reader = RunDelays(folder, tmp_path / "proc", lambda: float(next(now)), most_threads=10)
+    pods = {"/hog": (100, 30), POD: (200, 2), OTHER: (300, 5)}
+    for cgroup, (process, _) in pods.items():
+        put_processes(tree, cgroup, process)
+    found = set[str]()
+    for number in range(4):
+        for process, count in pods.values():
+            put_threads(tree, process, dict.fromkeys(range(process, process + count), (50 * number, 0)))
+        found = {each.cgroup for each in reader.read(list(pods))}
+        assert sum(len(each.threads) for each in reader._followed.values()) <= 10
+    assert found == set(pods)
+    # A third of ten each, and what one does not need goes to the first.
+    assert [len(reader._followed[each].threads) for each in pods] == [5, 2, 3]
+    reader.close()
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [("0 0 0\n", waits.ZERO_SCHEDSTAT), ("nonsense\n", ""), ("-5 1 2\n", ""), ("", "")],
