@@ -27,14 +27,13 @@ _AS_ROOT = ("unshare", "--mount", "sh", "-c", f'mount --bind {_BESIDE} {_HERE} &
 
 @contextmanager
 def real_cgroup(root: Path, path: str) -> Iterator[Path]:
-    """A pod's cgroup in the kernel's tree, below those that are there."""
+    """A pod's cgroup in the kernel's tree. Those above it may be of other tests, too, and stay."""
     folder = root / path.strip("/")
-    with ExitStack() as stack:
-        for each in (*reversed(folder.relative_to(root).parents), folder.relative_to(root)):
-            if not (root / each).exists():
-                (root / each).mkdir()
-                stack.callback((root / each).rmdir)
+    folder.mkdir(parents=True)
+    try:
         yield folder
+    finally:
+        folder.rmdir()
 
 
 def has_rules(stand: Stand, count: int) -> bool:

@@ -173,11 +173,12 @@ def no_inotify_is_left(scene: Scene) -> ProxyProcess:
 
 def strategy_goes_to_and_fro(scene: Scene) -> ProxyProcess:
     daemon, file = start_with_strategies(scene)
-    before = scene.wait_for(daemon, "ledger_evaluations_total").of("ledger_evaluations_total")
-    for objects in (config_map(), config_map(cpu_burst_config=BURST)):
+    # None has the values of one before: two that are read at once are a change, too.
+    other = {"clusterStrategy": {**BURST["clusterStrategy"], "cpuBurstPercent": 300}}
+    for objects in (config_map(), config_map(cpu_burst_config=other)):
+        before = scene.wait_for(daemon, "ledger_evaluations_total").of("ledger_evaluations_total")
         write(file, objects)
-        before += 1
-        scene.wait_for(daemon, "ledger_evaluations_total", before)
+        scene.wait_for(daemon, "ledger_evaluations_total", before + 1)
     return daemon
 
 
