@@ -17,7 +17,7 @@ _LEAST_WEIGHT: Final = 0.000_1
 _MOST_HALF_LIVES: Final = 100.0
 """Weights are scaled down when those of new samples would exceed 2 to this power."""
 _MOST_WEIGHT: Final = 2.0**200
-"""No bucket has as much, however many samples it has; the sum of larger ones may be no number."""
+"""No bucket has as much, however many samples it has; the sum of larger ones may overflow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def test_saved_and_restored() -> None:
         {"web": {"luck/4": {"seconds": 1, "reference_s": 0, "weights": {}}}},
         {"web": {"pressure/4": {"seconds": None, "reference_s": 0, "weights": {}}}},
         {"web": {"pressure/4": {"seconds": 1, "updated_s": "no", "reference_s": 0, "weights": {}}}},
-        # Their sum is no number.
+        # Their sum overflows.
         {"web": {"pressure/4": {"seconds": 60, "reference_s": 0, "weights": {"0": 1e308, "1": 1e308}}}},
     ],
 )
