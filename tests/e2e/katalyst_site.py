@@ -191,10 +191,14 @@ class KatalystSite:
         }
 
     def wait_for_eviction(self, pods: Mapping[str, RunningPod], name: str) -> None:
-        """Waits until one of some pods was stopped, and sees that the kernel has its processes no more."""
+        """Waits until one of some pods is stopped and the audit has it, and sees its processes gone."""
         pod = pods[name]
         self.wait_until(
             lambda: self.container(pod).state == api_pb2.CONTAINER_EXITED, f"the end of the pod {name}"
+        )
+        # Its entry is written when the runtime has answered, which is later.
+        self.wait_until(
+            lambda: any(each.uid == pod.spec.uid for each in self._evictions()), f"the entry of the pod {name}"
         )
         assert self.container(pod).exit_code == KILLED
         assert processes(pod) == []
@@ -202,9 +206,11 @@ class KatalystSite:
 
     def evictions_by(self, plugin: str) -> Sequence[own_pb2.AuditEntry]:
         """All that the audit has of the evictions of a plugin."""
+        return [each for each in self._evictions() if each.policy == f"plugin:{plugin}"]
+
+    def _evictions(self) -> Iterator[own_pb2.AuditEntry]:
         answers = self._api.WatchAudit(own_pb2.WatchAuditRequest(), timeout=CALL_TIMEOUT_S)
-        entries = (each for answer in answers for each in answer.entries if each.field == "eviction")
-        return [each for each in entries if each.policy == f"plugin:{plugin}"]
+        return (each for answer in answers for each in answer.entries if each.field == "eviction")
 
 
 def processes(pod: RunningPod) -> list[int]:
