@@ -198,7 +198,8 @@ class KatalystSite:
         )
         # Its entry is written when the runtime has answered, which is later.
         self.wait_until(
-            lambda: any(each.uid == pod.spec.uid for each in self._evictions()), f"the entry of the pod {name}"
+            lambda: any(each.uid == pod.spec.uid for each in self._evictions()),
+            f"the entry of the pod {name}",
         )
         assert self.container(pod).exit_code == KILLED
         assert processes(pod) == []
