@@ -67,6 +67,7 @@ def status(ask: Run) -> dict[str, Any]:
 
 
 def test_status(ask: Run, daemon: ProxyProcess) -> None:
+    wait_until(lambda: status(ask)["records"]["isRecovered"], "the runtime's lists")
     found = status(ask)
     assert found["daemon"]["pid"] == daemon.pid
     assert found["records"]["pods"] == 1

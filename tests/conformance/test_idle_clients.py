@@ -91,9 +91,10 @@ def test_half_open_client(folder: Path, runtime: FakeRuntime) -> None:
             polite.until(lambda: polite.settings_acks)
             calling.call(VERSION)
             wait_until(lambda: relay.connection_count == 4, "all are connected")
-            relay.travel(59)
+            # Not to the last second: real ones pass on a busy machine, too.
+            relay.travel(45)
             assert relay.connection_count == 4
-            relay.travel(2)
+            relay.travel(16)
             # An HTTP/2 client gets a GOAWAY: no call was processed.
             polite.until_closed()
             assert polite.goaways[-1] == (0, ErrorCode.NO_ERROR)

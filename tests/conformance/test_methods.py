@@ -221,8 +221,9 @@ def test_old_version_of_the_api_passes_untranslated(
     path = f"/runtime.v1alpha2.{method}"
 
     assert through.call(path, UNKNOWN).code == "OK"
-    [recorded] = runtime.recorded.of(method.rpartition("/")[2])
-    assert (recorded.path, recorded.raw) == (path, UNKNOWN)
+    # The daemon asks for the runtime's version, too, by the present name.
+    [recorded] = [each for each in runtime.recorded.of(method.rpartition("/")[2]) if each.path == path]
+    assert recorded.raw == UNKNOWN
 
 
 @pytest.mark.conformance(24)

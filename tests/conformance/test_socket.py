@@ -174,7 +174,11 @@ def test_descriptors_are_closed_at_exec(
 def inherited_descriptors(pid: int) -> set[int]:
     found = set()
     for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
-        lines = dict(line.split(":\t", 1) for line in entry.read_text().splitlines() if ":\t" in line)
+        try:
+            text = entry.read_text()
+        except FileNotFoundError:
+            continue  # The process has closed it meanwhile.
+        lines = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
         if not int(lines["flags"], 8) & CLOSE_ON_EXEC:
             found.add(int(entry.name))
     return found

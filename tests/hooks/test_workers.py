@@ -214,14 +214,16 @@ async def test_a_pause_is_given_back_to_all_runs_before_any_of_them_ends() -> No
 
 
 PAUSED = """
-import asyncio
+import asyncio, sys
 from runtimeproxy.hooks.workers import RunTimer
 from tests.hooks.test_workers import Run
 
 async def main():
     timer = RunTimer(())
-    run = Run(timer, ticks=20)
+    run = Run(timer, ticks=-1)
     print("armed", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    run.ticks = 2
     await run.over.wait()
     print(sum(run.paused_s), flush=True)
 
@@ -230,7 +232,9 @@ asyncio.run(main())
 
 
 def test_a_pause_of_the_process_is_given_back() -> None:
-    with subprocess.Popen((sys.executable, "-c", PAUSED), stdout=subprocess.PIPE, text=True) as process:
+    command, pipe = (sys.executable, "-c", PAUSED), subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "armed\n"
         process.send_signal(signal.SIGSTOP)
@@ -240,6 +244,9 @@ def test_a_pause_of_the_process_is_given_back() -> None:
         while time.monotonic() < stopped_s + 0.5:
             os.sched_yield()
         process.send_signal(signal.SIGCONT)
+        # The run goes on until then, however late it was stopped.
+        process.stdin.write("\n")
+        process.stdin.flush()
         assert float(process.stdout.readline()) >= 0.4
 
 

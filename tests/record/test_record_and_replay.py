@@ -31,6 +31,7 @@ from runtimeproxy.record.replay import Difference, replay
 from runtimeproxy.simulate.reading import pod_calls
 from runtimeproxy.slo.names import CPU_BURST
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, KoordProxy, PodCgroups, RuntimeState
+from tests.lab.deadline import wait_until
 from tests.record.stand import Tape, recorded
 from tests.simulate.test_agreement import KUBELET, NODE, STRATEGIES, TOPOLOGY
 
@@ -172,12 +173,7 @@ def change_strategies(proxy: KoordProxy, objects: Path) -> None:
     changed = objects.with_name("new")
     changed.write_text(json.dumps({"kind": "List", "items": [NODE, TOPOLOGY, {**STRATEGIES, "data": data}]}))
     changed.rename(objects)
-    for _ in range(3000):
-        if source.latest.generations.get(Input.STRATEGIES, 0) != before:
-            return
-        # Another call gives the daemon a turn.
-        proxy.runtime.Version(api_pb2.VersionRequest(), timeout=30)
-    raise AssertionError("the strategies have not changed")
+    wait_until(lambda: source.latest.generations.get(Input.STRATEGIES, 0) != before, "the strategies")
 
 
 def policies(*classes: type[Policy]) -> list[LoadedPolicy]:

@@ -35,6 +35,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WITHOUT_VALIDATION = (1 << (nri.VALIDATE_CONTAINER_ADJUSTMENT - 1)) - 1
+HASTY = NriOptions(request_timeout_s=0.2)
+"""Set once a plugin is registered: on a busy machine that takes longer."""
 SHARES = api_pb2.LinuxContainerResources(cpu_shares=1024, memory_limit_in_bytes=1 << 28)
 
 
@@ -55,7 +57,7 @@ def state(socket_folder: Path, files: CgroupFiles) -> Iterator[NriRuntimeState]:
 
 async def run(function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
     """Runs what waits for the plugin, whose loop this is."""
-    return await asyncio.wait_for(asyncio.to_thread(function, *arguments, **keywords), 20)
+    return await asyncio.wait_for(asyncio.to_thread(function, *arguments, **keywords), 60)
 
 
 @asynccontextmanager
@@ -214,10 +216,10 @@ async def test_what_a_plugin_refuses_is_not_there(
 async def test_a_plugin_that_validates_and_is_late_fails_the_creation(
     late: str, state: NriRuntimeState
 ) -> None:
-    state.nri.options = NriOptions(request_timeout_s=0.2)
     async with plugin_of(state) as plugin:
         plugin.answers[late] = lambda _: None
         pod = await run(state.run_sandbox, pod_sandbox_config())
+        state.nri.options = HASTY
         with pytest.raises(CallError, match="did not answer ValidateContainerAdjustment"):
             await run(state.create_container, pod.id, container_config())
         assert await plugin.reason == "closed by the peer"
@@ -226,10 +228,10 @@ async def test_a_plugin_that_validates_and_is_late_fails_the_creation(
 
 
 async def test_a_plugin_that_is_late_is_dropped_and_the_request_goes_on(state: NriRuntimeState) -> None:
-    state.nri.options = NriOptions(request_timeout_s=0.2)
     async with plugin_of(state, events=WITHOUT_VALIDATION) as plugin:
         plugin.answers["CreateContainer"] = lambda _: None
         pod = await run(state.run_sandbox, pod_sandbox_config())
+        state.nri.options = HASTY
         container = await run(state.create_container, pod.id, container_config())
         assert container.id in state.containers
         assert await plugin.reason == "closed by the peer"
@@ -238,7 +240,6 @@ async def test_a_plugin_that_is_late_is_dropped_and_the_request_goes_on(state: N
 
 
 async def test_the_failure_policy_of_a_plugin_holds(state: NriRuntimeState) -> None:
-    state.nri.options = NriOptions(request_timeout_s=0.2)
     pod = await run(state.run_sandbox, pod_sandbox_config())
     plugin = NriPluginDouble()
     policy = nri.FailurePolicy(fail_request=True, keep_connected=True)
@@ -246,6 +247,7 @@ async def test_the_failure_policy_of_a_plugin_holds(state: NriRuntimeState) -> N
     plugin.answers["CreateContainer"] = lambda _: None
     await plugin.register(state.nri.socket_path)
     await run(state.nri.wait_for_plugins, "10-double")
+    state.nri.options = HASTY
     with pytest.raises(CallError, match="did not answer CreateContainer"):
         await run(state.create_container, pod.id, container_config())
     assert state.nri.plugins == ["10-double"]
@@ -382,8 +384,12 @@ async def test_names_and_indices_are_checked(name: str, index: str, state: NriRu
 async def test_a_plugin_that_says_nothing_is_sent_away(state: NriRuntimeState) -> None:
     state.nri.options = NriOptions(registration_timeout_s=0.1)
     _, writer = await asyncio.open_unix_connection(str(state.nri.socket_path))
+    late = "plugin plugin was not started: late"
+    await run(state.nri.record.wait_for, lambda: late in state.nri.record.problems, "the end of its time")
+    # Another one has the usual time, and is taken.
+    state.nri.options = NriOptions()
     async with plugin_of(state):
-        assert "plugin plugin was not started: late" in state.nri.record.problems
+        pass
     writer.close()
 
 
@@ -440,6 +446,8 @@ async def test_hostile_runtimes(what: Hostile, state: NriRuntimeState) -> None:
 
 
 async def test_a_plugin_that_the_runtime_starts(state: NriRuntimeState, tmp_path: Path) -> None:
+    # Its process has the time that a start takes on a busy machine.
+    state.nri.options = NriOptions(registration_timeout_s=60.0)
     script = tmp_path / "plugin.py"
     script.write_text(
         "import asyncio, os\n"

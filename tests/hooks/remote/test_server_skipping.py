@@ -100,9 +100,9 @@ async def test_a_server_whose_hooks_hang_is_not_believed(ignored: HookServer, se
 async def test_a_server_of_which_only_post_hooks_failed(ignored: HookServer, serving: HookServing) -> None:
     serving.behave(Behaviour(kind="hang"))
     await fail(ignored, 3, POST_POD, POD)
-    asked = serving.asked
     await until(lambda: concerns(ignored))
-    assert serving.asked == asked, "what has happened is not told twice"
+    # A question may come there after its time is over.
+    assert len(serving.asked.splitlines()) <= 3, "what has happened is not told twice"
 
 
 async def test_an_undecodable_answer_does_not_close_the_breaker(

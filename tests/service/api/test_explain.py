@@ -21,6 +21,8 @@ from tests.daemon.driving import pod as named_pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
+from tests.service.api.conftest import status_of
+from tests.service.api.test_admin import socket_of
 
 Claim = api_pb2.ExplainedClaim
 
@@ -114,6 +116,7 @@ def test_each_field_of_a_pod(explained: tuple[Any, ProxyProcess, CriClient]) -> 
 def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
     api, daemon, client = explained
     named_pod(client, "plain").run().create().start()
+    wait_until(socket_of(daemon).exists, "the admin socket")
     run_command(daemon, "policy", "cpu-burst", "off", "--reason", "a test")
     pod, box = explain(api, "default/plain").targets[:2]
     found = {each.policy: (each.outcome, each.reason) for each in box.policies}
@@ -180,6 +183,8 @@ def test_what_runs_gets_with_its_next_start_only(daemons: Daemons, runtime: Fake
     daemon.start()
     with CriClient(daemon.socket) as client:
         api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        # Before that no pod of this name is known.
+        wait_until(lambda: status_of(api).records.is_recovered, "the runtime's lists")
 
         def ways() -> list[int]:
             fields = (field for target in explain(api, "one").targets for field in target.fields)

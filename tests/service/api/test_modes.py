@@ -99,7 +99,7 @@ def test_for_a_time(admin: Any, own_api: Any, client: CriClient, daemon: ProxyPr
     assert admin.SetPolicyMode(request, timeout=30, wait_for_ready=True).policy.HasField("mode_until")
     wait_until(lambda: of_batch(own_api).mode == api_pb2.MODE_ENFORCE, "it has ended")
     assert shares(client, "one") == BATCH_SHARES
-    assert any("set by command has ended" in line for line in daemon.log)
+    wait_until(lambda: any("set by command has ended" in line for line in daemon.log), "the line")
 
 
 def test_a_policy_that_is_disabled(admin: Any, own_api: Any) -> None:

@@ -144,16 +144,24 @@ def test_a_daemons_node(daemons: Daemons) -> None:
         def node() -> api_pb2.GetNodeResponse:
             return api.GetNode(api_pb2.GetNodeRequest(), timeout=30, wait_for_ready=True)
 
-        wait_until(lambda: bool(node().strategies), "strategies are known")
-        answer = node()
-        again = api.GetNode(api_pb2.GetNodeRequest(known_generation=answer.generation), timeout=30)
-        assert again == api_pb2.GetNodeResponse(generation=answer.generation, is_unchanged=True)
+        def known() -> api_pb2.GetNodeResponse | None:
+            """All that is known, once nothing follows any more."""
+            found = node()
+            asked = api_pb2.GetNodeRequest(known_generation=found.generation)
+            again = api.GetNode(asked, timeout=30)
+            unchanged = api_pb2.GetNodeResponse(generation=found.generation, is_unchanged=True)
+            return found if found.strategies and again == unchanged else None
+
+        answer = wait_until(known, "strategies are known, and nothing changes")
         changed = NODE.replace("500", "600")
         (prepared.objects_folder / ".node.yaml").write_text(changed)
         (prepared.objects_folder / ".node.yaml").rename(prepared.objects_folder / "node.yaml")
-        known = api_pb2.GetNodeRequest(known_generation=answer.generation)
-        wait_until(lambda: not api.GetNode(known, timeout=30).is_unchanged, "another generation")
-        assert "600" in {each.value for each in api.GetNode(known, timeout=30).plugin_strategies}
+        before = api_pb2.GetNodeRequest(known_generation=answer.generation)
+
+        def values() -> set[str]:
+            return {each.value for each in api.GetNode(before, timeout=30).plugin_strategies}
+
+        wait_until(lambda: "600" in values(), "the changed strategy in another generation")
     assert answer.name == "here"
     assert answer.kernel_version
     assert dict(answer.labels) == {"kubernetes.io/arch": "amd64"}

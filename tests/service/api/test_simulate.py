@@ -14,6 +14,7 @@ from runtimeproxy.service.api.simulate import calls_of
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.driving import batch_pod, shares_of
 from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
 from tests.service.api.conftest import status_of
 
 Field = api_pb2.SimulatedField
@@ -99,6 +100,7 @@ def test_what_cannot_be_simulated(api: Any, request_: dict[str, Any], text: str)
 
 
 def test_nothing_happens_on_the_node(api: Any, shared_runtime: FakeRuntime) -> None:
+    wait_until(lambda: status_of(api).records.is_recovered, "the runtime's lists")
     before = status_of(api)
     simulated(api, manifest=POD)
     after = status_of(api)

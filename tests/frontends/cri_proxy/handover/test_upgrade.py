@@ -221,9 +221,10 @@ async def test_a_process_that_ends_starts_none_after_a_failure(old: Old) -> None
     [("hear()", "it was not loaded"), ("say('loaded'); hear(); hear()", "it was not serving")],
 )
 async def test_one_that_hangs_is_killed(old: Old, script: str, reason: str) -> None:
-    upgrade = old.upgrade(script, start_s=2.0, serve_s=0.2)
-    await old.run(upgrade)
-    assert old.note == f"upgrade failed: {reason} within {'2' if 'loaded' in reason else '0.2'} s"
+    # One that is to be loaded has the time that a start takes on a busy machine.
+    limits = {"start_s": 2.0} if "loaded" in reason else {"serve_s": 0.2}
+    await old.run(old.upgrade(script, **limits))
+    assert old.note == f"upgrade failed: {reason} within {max(limits.values()):g} s"
     assert await answers_ping(old.path, 30)
 
 
