@@ -14,6 +14,20 @@ from tests.lab.cri_client import CriClient
 from tests.lab.programs import CONTAINERD_VERSIONS, ContainerdVersion
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
+OF_MANY_TESTS = """
+[state]
+resync_interval_s = 86400
+[hooks]
+budget_s = 60.0
+load_timeout_s = 30.0
+server_timeout_s = 30.0
+"""
+"""Of a daemon that runs for many tests.
+
+It does not look for pods that others have made: it would give them its values, and keep these while a test
+has them restored. No hook is hurried, however busy the machine is.
+"""
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -46,7 +60,7 @@ def containerd(containerd_version: ContainerdVersion) -> Iterator[Containerd]:
 def proxy(containerd: Containerd, folder: Path) -> Iterator[ProxyProcess]:
     """The proxy of all tests that do not end it."""
     own = Path(tempfile.mkdtemp(dir=folder))
-    with ProxyProcess(own, ProxyOptions(str(containerd.socket))) as running:
+    with ProxyProcess(own, ProxyOptions(str(containerd.socket), config=OF_MANY_TESTS)) as running:
         yield running
 
 

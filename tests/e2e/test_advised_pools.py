@@ -22,7 +22,7 @@ from runtimeproxy.katalyst.names import QosLevel
 from tests.e2e.katalyst_site import KatalystSite, Mode, katalyst_site, of_level, using_mib
 from tests.lab import cgroup_v1
 from tests.lab.containerd import Containerd
-from tests.lab.containerd_config import Nri
+from tests.lab.containerd_config import PATIENT
 from tests.lab.node import RunningPod
 from tests.lab.pods import PodSpec
 from tests.lab.programs import CONTAINERD_WITHOUT_EVENTS, WITH_ALL_VERSIONS, ContainerdVersion
@@ -141,7 +141,7 @@ def site(
     logs.mkdir()
     with ExitStack() as stack:
         if mode == "nri":
-            runtime = stack.enter_context(Containerd(containerd_version, Nri()))
+            runtime = stack.enter_context(Containerd(containerd_version, PATIENT))
         else:
             runtime = request.getfixturevalue("containerd")
         yield stack.enter_context(katalyst_site(runtime, own, logs, mode))

@@ -48,8 +48,8 @@ KILLS: Final = 5
 SEED: Final = 5
 LONGEST_DELAY_S: Final = 0.15
 """Between the start of a sandbox and the kill: it is made within that."""
-WITHIN_S: Final = 15.0
-"""From an event to the files; after a kill the runtime's lists come first."""
+WITHIN_S: Final = 60.0
+"""From an event to the files, at most, on a busy machine; after a kill the runtime's lists come first."""
 SERVING_TIMEOUT_S: Final = 30.0
 
 
@@ -203,6 +203,8 @@ def test_others_leave_before_the_runtime_makes_the_pod(site: Site) -> None:
 
 
 def test_the_whole_life_of_a_pod(site: Site) -> None:
+    # The queue of this socket may be full of those that nobody has read.
+    site.proxy.forget_states()
     with site.own(own_spec()) as pod:
         site.assert_shared(LEFT)
         assert pod.values().cpuset_cpus == OWN

@@ -18,6 +18,8 @@ import pytest
 from cri_api.runtime.v1.api_pb2 import LinuxContainerResources
 from cri_api.runtimeproxy.v1 import api_pb2 as api
 from cri_api.runtimeproxy.v1 import api_pb2_grpc
+from tests.e2e.conftest import OF_MANY_TESTS
+from tests.e2e.katalyst_site import LONG_LEASES
 from tests.e2e.koordinator import extended_resources, qos
 from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE, as_resources, on_this_machine
 from tests.lab import cgroup_v1
@@ -73,7 +75,8 @@ def bounds_of(proxy: ProxyProcess) -> Iterator[Bounds]:
 def proxy(containerd: Containerd, folder: Path) -> Iterator[ProxyProcess]:
     """Without openings: pods that start would lift the bounds."""
     own = Path(tempfile.mkdtemp(dir=folder))
-    with ProxyProcess(own, ProxyOptions(str(containerd.socket), config=NO_OPENINGS)) as running:
+    options = ProxyOptions(str(containerd.socket), config=NO_OPENINGS + OF_MANY_TESTS, wrapper=LONG_LEASES)
+    with ProxyProcess(own, options) as running:
         yield running
 
 
@@ -184,7 +187,7 @@ def test_quotas_come_back_after_the_proxy_has_ended_below_a_bound(
     containerd: Containerd, folder: Path, logs: Path, end: str
 ) -> None:
     native = as_resources(replace(BEST_EFFORT, cpu_quota_us=60_000))
-    options = ProxyOptions(str(containerd.socket), config=NO_OPENINGS)
+    options = ProxyOptions(str(containerd.socket), config=NO_OPENINGS, wrapper=LONG_LEASES)
     with ProxyProcess(Path(tempfile.mkdtemp(dir=folder)), options) as proxy, ExitStack() as stack:
         client = stack.enter_context(CriClient(proxy.socket))
         pods = [stack.enter_context(running_pod(client, batch_pod("batch"), logs))]

@@ -330,8 +330,8 @@ def test_another_writer_is_repaired_and_then_yielded_to(site: Site) -> None:
     for number in range(2):
         file.write_text(str(1000 + number))
         site.wait_for(values, time.monotonic(), REPAIRED_S)
-    file.write_text("1002")
     begun = len(site.proxy.log)
+    file.write_text("1002")
     wait_until(
         lambda: any("1002" in line and str(burst_of(20)) in line for line in site.proxy.log[begun:]),
         "both values are reported",

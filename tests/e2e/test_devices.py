@@ -20,7 +20,7 @@ import pytest
 
 from tests.e2e.koordinator import qos
 from tests.lab.containerd import Containerd
-from tests.lab.containerd_config import Nri
+from tests.lab.containerd_config import PATIENT
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod, running_pod
@@ -109,7 +109,7 @@ def nri_daemon(
     version: ContainerdVersion, folder: Path, config: str
 ) -> Iterator[tuple[CriClient, ProxyProcess]]:
     own = Path(tempfile.mkdtemp(dir=folder))
-    with Containerd(version, Nri()) as containerd:
+    with Containerd(version, PATIENT) as containerd:
         text = (
             f'[daemon]\nmode = "nri"\nlock = "{own}/front-end.lock"\n'
             f'[nri]\nsocket = "{containerd.nri_socket}"\n{config}'

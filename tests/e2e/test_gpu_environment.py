@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import Endpoint
 from tests.e2e.koordinator import gpus, qos
 from tests.lab.containerd import Containerd
-from tests.lab.containerd_config import Nri
+from tests.lab.containerd_config import PATIENT
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node import running_pod
@@ -99,7 +99,7 @@ def test_hamis_mounts_by_nri(version: ContainerdVersion, folder: Path, logs: Pat
     """The runtime makes no folders for NRI: HAMi's installation has to be there."""
     hami, own = Hami(tmp_path), Path(tempfile.mkdtemp(dir=folder))
     Path("/tmp/vgpulock").mkdir(exist_ok=True)
-    with Containerd(version, Nri()) as containerd:
+    with Containerd(version, PATIENT) as containerd:
         config = (
             f'[daemon]\nmode = "nri"\nlock = "{own}/front-end.lock"\n'
             f'[nri]\nsocket = "{containerd.nri_socket}"\n{hami.config}'

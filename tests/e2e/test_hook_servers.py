@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cri_api.runtime.v1.api_pb2 import LinuxContainerResources
+from tests.e2e.conftest import OF_MANY_TESTS
 from tests.e2e.koordinator import cpuset, qos
 from tests.e2e.values import ALL_CPUS, MIB, on_this_machine
 from tests.hooks.remote.behaviours import OVERLAY
@@ -59,7 +60,8 @@ def server(hooked_folder: Path) -> Iterator[HookServerProcess]:
 @pytest.fixture(scope="session")
 def hooked(containerd: Containerd, folder: Path, server: HookServerProcess) -> Iterator[ProxyProcess]:
     """A proxy that asks the server."""
-    own = ProxyProcess(Path(tempfile.mkdtemp(dir=folder)), ProxyOptions(str(containerd.socket)))
+    options = ProxyOptions(str(containerd.socket), config=OF_MANY_TESTS)
+    own = ProxyProcess(Path(tempfile.mkdtemp(dir=folder)), options)
     server.register(own.hook_folder, FILE, *HOOKS)
     with own as running:
         wait_until(lambda: any("hook server" in line and "is used" in line for line in running.log), FILE)
@@ -175,7 +177,8 @@ def test_values_before_the_start_are_in_the_cgroup(
         "partial", hooks=("PreStartContainerHook",), overlay={"cpu_shares": 300, "cpuset_cpus": "1"}
     )
     with running_pod(client, pod({}), logs) as running:
-        assert running.values().cpu_shares == 300
+        # They are written when the runtime has answered, as the cgroup is there then.
+        wait_until(lambda: running.values().cpu_shares == 300, "the shares")
 
 
 def test_nobody_is_kept_from_running_by_a_server_that_fails(

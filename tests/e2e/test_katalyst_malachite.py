@@ -163,6 +163,8 @@ def test_whatever_is_wrong_with_malachite(site: KatalystSite, url: str) -> None:
             stack.callback(malachite.ended.set)
             server = stack.enter_context(MalachiteServer(lambda *_: False, url))
             for name, fault in WRONG.items():
+                # First: whatever was wrong before, no answer in between is right.
+                server.answer = lambda *_: False
                 malachite.age_s = 0
                 server.answer = fault(malachite)
                 wait_for_source(site, MetricsSource.KERNEL, REASONS[name])

@@ -14,6 +14,7 @@ from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from tests.e2e.koordinator import extended_resources, qos
 from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE, as_resources, on_this_machine
 from tests.lab import cgroup_v1
+from tests.lab.containerd_config import PATIENT, Nri
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.crio import runtime_with_nri
 from tests.lab.deadline import wait_until
@@ -35,9 +36,14 @@ POD = PodSpec(
 SECOND = ContainerSpec("second", as_resources(BEST_EFFORT))
 
 
+@pytest.fixture
+def nri() -> Nri:
+    return PATIENT
+
+
 @pytest.fixture(params=RUNTIMES_WITH_NRI)
-def runtime(request: pytest.FixtureRequest) -> Iterator[RuntimeProcess]:
-    with runtime_with_nri(request.param) as running:
+def runtime(request: pytest.FixtureRequest, nri: Nri) -> Iterator[RuntimeProcess]:
+    with runtime_with_nri(request.param, nri) as running:
         yield running
 
 
@@ -75,6 +81,7 @@ def test_a_pod_starts_with_its_values(runtime: RuntimeProcess, plugin: ProxyProc
         assert pod.values() == on_this_machine(BEST_EFFORT)
 
 
+@pytest.mark.parametrize("nri", [pytest.param(Nri(), id="usual")])
 def test_a_daemon_that_hangs_fails_no_creation(
     runtime: RuntimeProcess, plugin: ProxyProcess, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.e2e.koordinator import extended_resources, qos
 from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE, as_resources, on_this_machine
 from tests.lab import procfs
 from tests.lab.containerd import Containerd
-from tests.lab.containerd_config import Nri
+from tests.lab.containerd_config import PATIENT
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node import running_pod
@@ -40,7 +40,7 @@ exec {command} >>{log} 2>&1
 def test_a_daemon_that_the_runtime_starts(folder: Path, tmp_path: Path) -> None:
     own = Path(tempfile.mkdtemp(dir=folder))
     pids, log = own / "pids", own / "daemon.log"
-    runtime = Containerd("2.2", Nri(registration_timeout_s=60))
+    runtime = Containerd("2.2", PATIENT)
     config = f'[daemon]\nmode = "nri"\nlock = "{own}/front-end.lock"\n'
     daemon = ProxyProcess(own, ProxyOptions(str(runtime.socket), config=config))
     command = daemon.command()

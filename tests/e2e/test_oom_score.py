@@ -19,6 +19,7 @@ from tests.e2e.koordinator import qos
 from tests.kubernetes.api_server import ApiServer
 from tests.lab import cgroup_v1
 from tests.lab.containerd import Containerd
+from tests.lab.containerd_config import PATIENT
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.crio import runtime_with_nri
 from tests.lab.deadline import wait_until
@@ -112,7 +113,7 @@ def start(
         if mode in ("proxy", "standalone"):
             runtime, prefix = stack.enter_context(Containerd("1.6")), ""
         else:
-            runtime = stack.enter_context(runtime_with_nri(mode))
+            runtime = stack.enter_context(runtime_with_nri(mode, PATIENT))
             mode, prefix = "nri", runtime.cgroup_prefix
 
         def started(score: str = "") -> Node:

@@ -14,10 +14,12 @@ import pytest
 from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2 as api
 from runtimeproxy.slo.names import STARTUP_BOOST
+from tests.e2e.katalyst_site import LONG_LEASES
 from tests.e2e.koordinator import qos
 from tests.lab import cgroup_v1
 from tests.lab.boosts import QUOTA, BoostNode, idle_procfs
 from tests.lab.containerd import Containerd
+from tests.lab.containerd_config import PATIENT
 from tests.lab.cri_client import CALL_TIMEOUT_S
 from tests.lab.crio import runtime_with_nri
 from tests.lab.deadline import wait_until
@@ -39,7 +41,7 @@ class Scene(BoostNode):
     def __init__(
         self, stack: ExitStack, folder: Path, runtime: RuntimeProcess, mode: str, logs: Path
     ) -> None:
-        super().__init__(stack, folder, runtime, mode, idle_procfs(folder))
+        super().__init__(stack, folder, runtime, mode, idle_procfs(folder), LONG_LEASES)
         self._logs = logs
 
     def pod(self, name: str, max_seconds: int = 600) -> PodSpec:
@@ -56,6 +58,10 @@ class Scene(BoostNode):
         """Whether the log says that a boost has ended so."""
         end = f"has ended: {cause}"
         return any(str(record["message"]).endswith(end) for record in self.daemon.log_records)
+
+    def wait_for_end(self, cause: str) -> None:
+        """Waits for the line: the log is written by a thread of its own, and the quota may come first."""
+        wait_until(lambda: self.ended(cause), f"a boost that has ended: {cause}")
 
     def claim(
         self, owner: str, target: api.ClaimTarget, role: api.ExplainedClaim.Role.ValueType, value: str
@@ -77,7 +83,9 @@ def scene(
     mode: str = request.param
     own = Path(tempfile.mkdtemp(dir=folder))
     with ExitStack() as stack:
-        runtime = stack.enter_context(runtime_with_nri("2.2") if mode == "nri" else Containerd("1.6"))
+        runtime = stack.enter_context(
+            runtime_with_nri("2.2", PATIENT) if mode == "nri" else Containerd("1.6")
+        )
         yield Scene(stack, own, runtime, mode, tmp_path_factory.mktemp("logs"))
 
 
@@ -124,7 +132,7 @@ def test_a_boost_outlives_the_daemon_and_updates_and_ends_when_it_is_ready(
     assert quotas(pod) == BOOSTED
     scene.put_pod(pod, is_ready=True)
     wait_for(pod, LIMITED, "the limit")
-    assert scene.ended("ready")
+    scene.wait_for_end("ready")
 
 
 def test_a_deadline_that_passes_while_no_daemon_runs(scene: Scene, stack: ExitStack) -> None:
@@ -140,7 +148,7 @@ def test_a_deadline_that_passes_while_no_daemon_runs(scene: Scene, stack: ExitSt
     file.write_text(json.dumps(saved))
     scene.daemon.start()
     wait_for(pod, LIMITED, "the limit")
-    assert scene.ended("time")
+    scene.wait_for_end("time")
 
 
 @WITH_CALLS
@@ -155,7 +163,7 @@ def test_pressure_and_time(scene: Scene, stack: ExitStack) -> None:
     assert quotas(pod) == BOOSTED
     scene.report_waiting([pod.spec.uid, "another"])
     wait_for(pod, LIMITED, "the limit")
-    assert scene.ended("pressure")
+    scene.wait_for_end("pressure")
     late = scene.run(stack, scene.pod("late"))
     wait_until(lambda: any(each.waits == "pressure" for each in scene.starts.boosts), "it")
     assert quotas(late) == LIMITED

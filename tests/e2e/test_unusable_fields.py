@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cri_api.runtime.v1.api_pb2 import LinuxContainerResources
+from tests.e2e.conftest import OF_MANY_TESTS
 from tests.e2e.test_hook_servers import ASKED, FILE, HOOKS, environment, oom_score_adj, pod
 from tests.e2e.values import MIB
 from tests.hooks.remote.hook_server_process import HookServerProcess
@@ -51,9 +52,9 @@ class Daring(Policy):
 """One that answers what no node takes, and some that any does."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def daring(containerd: Containerd, folder: Path) -> Iterator[ProxyProcess]:
-    """A proxy with such a policy, which must not fail."""
+    """A proxy with such a policy, which must not fail. It is about all pods, so this ends with the test."""
     config = '[policies.daring]\nfailure_policy = "fail"\n'
     own = ProxyProcess(
         Path(tempfile.mkdtemp(dir=folder)), ProxyOptions(str(containerd.socket), config=config)
@@ -123,7 +124,8 @@ def strict_server(folder: Path) -> Iterator[HookServerProcess]:
 @pytest.fixture(scope="session")
 def strict(containerd: Containerd, folder: Path, strict_server: HookServerProcess) -> Iterator[ProxyProcess]:
     """A proxy with a hook server that must not fail."""
-    own = ProxyProcess(Path(tempfile.mkdtemp(dir=folder)), ProxyOptions(str(containerd.socket)))
+    options = ProxyOptions(str(containerd.socket), config=OF_MANY_TESTS)
+    own = ProxyProcess(Path(tempfile.mkdtemp(dir=folder)), options)
     strict_server.register(own.hook_folder, FILE, *HOOKS, failure_policy="Fail")
     with own as running:
         wait_until(lambda: any("hook server" in line and "is used" in line for line in running.log), FILE)

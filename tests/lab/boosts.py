@@ -49,10 +49,17 @@ class BoostNode:
         runtime: Has NRI switched on in mode `nri`.
         mode: Of the daemon.
         procfs: Where the daemon finds how idle the CPUs are.
+        wrapper: Words before the daemon's command.
     """
 
     def __init__(
-        self, stack: ExitStack, folder: Path, runtime: RuntimeProcess, mode: str, procfs: Path
+        self,
+        stack: ExitStack,
+        folder: Path,
+        runtime: RuntimeProcess,
+        mode: str,
+        procfs: Path,
+        wrapper: tuple[str, ...] = (),
     ) -> None:
         self.runtime = runtime
         self.server = stack.enter_context(ApiServer())
@@ -67,7 +74,7 @@ class BoostNode:
             procfs=procfs,
         )
         self.daemon = stack.enter_context(
-            ProxyProcess(folder, ProxyOptions(str(runtime.socket), config=config))
+            ProxyProcess(folder, ProxyOptions(str(runtime.socket), config=config, wrapper=wrapper))
         )
         socket = self.daemon.socket if mode == "proxy" else runtime.socket
         self.client = stack.enter_context(CriClient(socket))

@@ -13,8 +13,10 @@ import grpc
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 
 CALL_TIMEOUT_S = 30.0
-_NOT_YET = "server is not initialized yet"
-"""Source: containerd internal/cri/instrument/instrumented_service.go, checkInitialized."""
+NOT_YET = "server is not initialized yet"
+"""What a call gets when containerd's socket is there, and its CRI is not yet.
+
+Source: containerd internal/cri/instrument/instrumented_service.go, checkInitialized."""
 _PACE_S = 0.02
 
 # Source: k8s.io/cri-client: authority `localhost`. The bounds of a message are the server's only.
@@ -54,7 +56,7 @@ class CriClient:
                 return self.runtime.Version(api_pb2.VersionRequest(), timeout=left_s, wait_for_ready=True)
             except grpc.RpcError as error:
                 # containerd's socket is there before its CRI, which waits for the plugins that it starts.
-                is_too_early = error.code() is grpc.StatusCode.UNAVAILABLE or _NOT_YET in str(error.details())
+                is_too_early = error.code() is grpc.StatusCode.UNAVAILABLE or NOT_YET in str(error.details())
                 if not is_too_early or time.monotonic() > end:
                     raise
                 time.sleep(_PACE_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,12 @@ class RunningPod:
 
     def main_pid(self, name: str = "main") -> int:
         """The first process of a container: the oldest, for process ids start over."""
-        return min(cgroup_v1.processes(self.container_cgroup(name)), key=procfs.start_ticks)
+        found: dict[int, int] = {}
+        for pid in cgroup_v1.processes(self.container_cgroup(name)):
+            # One of an exec may end meanwhile.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found[pid] = procfs.start_ticks(pid)
+        return min(found, key=found.__getitem__)
 
 
 @contextmanager

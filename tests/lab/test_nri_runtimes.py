@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab import cgroup_v1, procfs
 from tests.lab.containerd import Containerd
-from tests.lab.containerd_config import Nri
+from tests.lab.containerd_config import PATIENT
 from tests.lab.cri_client import CriClient
 from tests.lab.crio import Crio, runtime_with_nri
 from tests.lab.deadline import wait_until
@@ -35,7 +35,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(params=RUNTIMES_WITH_NRI)
 def runtime(request: pytest.FixtureRequest) -> Iterator[RuntimeProcess]:
-    with runtime_with_nri(request.param) as running:
+    with runtime_with_nri(request.param, PATIENT) as running:
         yield running
 
 
@@ -82,7 +82,7 @@ def test_crio_leaves_nothing_of_pods_that_were_not_removed(folder: Path) -> None
 def test_plugins_of_others_beside_each_other(folder: Path) -> None:
     """What balloons updates without being asked is in the kernel; memory-qos hears of the container, too."""
     pool = {"balloonTypes": [{"name": "lab", "namespaces": [NAMESPACE], "minCPUs": 1}], "pinCPU": True}
-    with Containerd("2.2", Nri()) as containerd, CriClient(containerd.socket) as client:
+    with Containerd("2.2", PATIENT) as containerd, CriClient(containerd.socket) as client:
         balloons = Balloons(containerd.nri_socket, folder, {**pool, "reservedResources": {"cpu": "cpuset:0"}})
         memory_qos = MemoryQos(containerd.nri_socket, folder, {"unifiedAnnotations": ["memory.high"]})
         with balloons, memory_qos, running_pod(client, PodSpec("lab"), folder) as pod:

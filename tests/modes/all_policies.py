@@ -53,7 +53,8 @@ ANNOTATIONS: Final[Mapping[str, str]] = {
 """Of each pod, beside those of its kind."""
 CREATED_ONLY: Final = frozenset({"memory.memsw.limit_in_bytes"})
 """Files that a runtime writes by a value in the message that creates a container, and that stay with it."""
-SETTLED_S: Final = 30.0
+SETTLED_S: Final = 90.0
+"""At most, on a busy machine."""
 
 
 def specs(folder: Path, of_each: int) -> list[PodSpec]:
@@ -152,6 +153,8 @@ def faults(
         daemon(mode, runtime) as here,
         running(here.client, specs(folder / "out", of_each), logs, remover=direct) as pods,
     ):
+        # Stand-alone, a pod that has just started may not have been looked at.
+        wait_until(lambda: _have_scores(texts(pods), kubelets), "the OOM scores of all containers")
         found = [f"not reported: {each}" for each in _settled(lambda: unreported(here, pods))]
         with_policies = texts(pods)
         if not different(with_policies, kubelets):
@@ -167,6 +170,11 @@ def faults(
         if done.returncode != 0:
             found.append(f"restore: {done.stdout}{done.stderr}")
         return found + [f"not restored: {each}" for each in different(texts(pods), kubelets)]
+
+
+def _have_scores(now: Mapping[str, str], kubelets: Mapping[str, str]) -> bool:
+    """Whether each container has another score: that of its annotation, or of the policy `lab`."""
+    return all(now[place] != text for place, text in kubelets.items() if place.endswith("oom_score_adj"))
 
 
 def _command(here: Node, mode: str) -> None:

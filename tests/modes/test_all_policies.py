@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.containerd import Containerd
-from tests.lab.containerd_config import Nri
+from tests.lab.containerd_config import PATIENT
 from tests.modes.all_policies import faults, without_daemon
 from tests.modes.runs import MODES, Mode
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.containerd
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Containerd]:
-    with Containerd("2.2", Nri()) as running:
+    with Containerd("2.2", PATIENT) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.containerd import Containerd
-from tests.lab.containerd_config import Nri
+from tests.lab.containerd_config import PATIENT
 from tests.lab.programs import CONTAINERDS_WITH_NRI, ContainerdVersion
 from tests.modes.pods import pods, specs_of
 from tests.modes.runs import (
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.containerd
 @pytest.fixture(scope="module", params=CONTAINERDS_WITH_NRI)
 def runtime(request: pytest.FixtureRequest) -> Iterator[Containerd]:
     version: ContainerdVersion = request.param
-    with Containerd(version, Nri()) as running_:
+    with Containerd(version, PATIENT) as running_:
         yield running_
 
 
@@ -60,6 +60,8 @@ def test_pods_of_all_classes_have_the_same_values_in_each_mode(runtime: Containe
         assert unexplained(there_first, should, mode, at_first=True) == []
 
 
+BUDGET_S = 1.75
+"""How long the runtime waits for policies, at a creation and again at the start."""
 LATE = """
 import threading, time
 from runtimeproxy.hooks import ContainerChange, Policy, ResourceChange
@@ -72,8 +74,9 @@ class Late(Policy):
             is_new = container.pod.uid not in seen
             seen.add(container.pod.uid)
         if is_new:
-            # The reply is due after 1 s, that to the start after 1 s more; both lag on a busy machine.
-            time.sleep(1.6)
+            # Between `BUDGET_S`, when the reply goes without it, and twice that, when the program starts
+            # without it: on a busy machine all of them lag.
+            time.sleep(2.3)
         return ContainerChange(
             resources=ResourceChange(cpu_shares=777, cpu_quota_us=50000),
             cgroup={"cpu.cfs_burst_us": 7000},
@@ -85,8 +88,11 @@ class Late(Policy):
 def test_a_policy_that_is_late_has_its_values_written_before_the_program_runs(
     runtime: Containerd, tmp_path: Path
 ) -> None:
-    specs = specs_of("ls", tmp_path / "out", 3)
-    with node("nri", runtime, {"late": LATE}) as here, running(here.client, specs, tmp_path) as found:
+    specs, config = specs_of("ls", tmp_path / "out", 2), f"[hooks]\nbudget_s = {BUDGET_S}\n"
+    with (
+        node("nri", runtime, {"late": LATE}, config) as here,
+        running(here.client, specs, tmp_path) as found,
+    ):
         for each in first_values(found).values():
             assert each["cpu/cpu.shares"] == "777"
             # By the ratio of normalization.

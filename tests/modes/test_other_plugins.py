@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tests.lab.containerd import Containerd
-from tests.lab.containerd_config import Nri
+from tests.lab.containerd_config import PATIENT
 from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod
 from tests.lab.nri_plugins import Balloons, GoPlugin, GoPluginOptions, MemoryQos
@@ -30,7 +30,7 @@ QUOTA = "cpu/cpu.cfs_quota_us"
 @pytest.fixture(scope="module", params=CONTAINERDS_WITH_NRI)
 def runtime(request: pytest.FixtureRequest) -> Iterator[Containerd]:
     version: ContainerdVersion = request.param
-    with Containerd(version, Nri()) as running_:
+    with Containerd(version, PATIENT) as running_:
         yield running_
 
 
@@ -115,7 +115,7 @@ def test_a_container_that_a_validator_rejects_is_told(
 def test_balloons_and_memory_qos_work_beside_ours(tmp_path: Path, stack: ExitStack) -> None:
     pool = {"balloonTypes": [{"name": "lab", "namespaces": [NAMESPACE], "minCPUs": 1}], "pinCPU": True}
     reserved = [{**pool, "reservedResources": {"cpu": f"cpuset:{cpu}"}} for cpu in "01"]
-    runtime = stack.enter_context(Containerd("2.2", Nri()))
+    runtime = stack.enter_context(Containerd("2.2", PATIENT))
     balloons = stack.enter_context(Balloons(runtime.nri_socket, tmp_path, reserved[0]))
     settings = {"unifiedAnnotations": ["memory.high"]}
     memory_qos = stack.enter_context(MemoryQos(runtime.nri_socket, tmp_path, settings))

@@ -16,7 +16,7 @@ from tests.lab.programs import missing
 from tests.resctrl.fuse import unmount
 from tests.resctrl.schemata import Variant
 
-STOP_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 60.0
 
 
 class Command(NamedTuple):

@@ -168,6 +168,15 @@ class GuardedNode:
         )
         return Values(self.kernel.quota(), idle, weight)
 
+    def whole_values(self) -> Values:
+        """The values at a moment at which none of them is being written."""
+
+        def found() -> Values | None:
+            values = self.values()
+            return values if all(values) else None
+
+        return wait_until(found, "values that are whole")
+
     def wait_for(self, expected: Values) -> None:
         wait_until(lambda: self.values() == expected, f"{expected}; {self.manager.log[-5:]}", _TIMEOUT_S)
 
@@ -298,7 +307,7 @@ def faults_after_kills(node: GuardedNode, kills: int) -> list[str]:
     # A manager that lives for some seconds may decrease the bound.
     if UNBOUNDED in quotas or sorted(map(int, quotas), reverse=True) != list(map(int, quotas)):
         faults.append(f"killed at {bounded}, the quotas went {quotas}")
-    if (now := node.values())[1:] != bounded[1:]:
+    if (now := node.whole_values())[1:] != bounded[1:]:
         faults.append(f"killed at {bounded}, the values are {now}")
     if (claims := node.claims()) != 2:
         faults.append(f"{claims} claims are left")

@@ -45,7 +45,7 @@ openings = "off"
 """
 """The load is pods that start: each would lift the bound that is watched here."""
 _TICK_S: Final = 0.01
-_LATE_S: Final = 3.0
+_LATE_S: Final = 10.0
 """How much later than due a claim may end on a busy machine."""
 _RESUMES_S: Final = 60.0
 

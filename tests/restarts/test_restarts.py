@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +15,23 @@ from tests.restarts import table, versions
 from tests.restarts.load import C_CORE, clients
 from tests.restarts.managed import ManagedKind, restarted_beside_manager
 from tests.restarts.proxy_restarts import restarted
-from tests.restarts.runtime_restarts import runtime_restarted
+from tests.restarts.runtime_restarts import SeenBeyond, runtime_restarted
 from tests.restarts.stands import Stand, stand
 from tests.restarts.supervisors import Kind
-from tests.restarts.verdicts import managed_faults, proxy_faults, runtime_faults, versions_faults
+from tests.restarts.verdicts import (
+    managed_faults,
+    proxy_faults,
+    runtime_delays,
+    runtime_faults,
+    versions_faults,
+)
 
 pytestmark = pytest.mark.slow
 
 RESTARTS = 5
 RUNTIME_RESTARTS = 3
 MANAGED_RESTARTS = 3
+TRIES = 3
 VERSION_CHANGES = 2
 
 
@@ -32,7 +39,11 @@ VERSION_CHANGES = 2
 def fake() -> Iterator[Stand]:
     with stand("fake") as running:
         # On a busy machine policies may be loaded after the default time, and calls then go on without them.
-        yield replace(running, environment={**running.environment, "KOORD_RUNTIMEPROXY_HOOKS_BUDGET_S": "60"})
+        patient = {
+            "KOORD_RUNTIMEPROXY_HOOKS_BUDGET_S": "60",
+            "KOORD_RUNTIMEPROXY_HOOKS_LOAD_TIMEOUT_S": "50",
+        }
+        yield replace(running, environment={**running.environment, **patient})
 
 
 @pytest.fixture
@@ -68,8 +79,20 @@ def test_restarts_that_change_the_version(kind: Kind, fake: Stand) -> None:
     assert versions_faults(report) == []
 
 
+def runtime_restarted_in_time(stand: Stand) -> Sequence[SeenBeyond]:
+    """Restarts the runtime; again where nothing but times is wrong: the machine may have been busy."""
+    seen: Sequence[SeenBeyond] = ()
+    for number in range(TRIES):
+        folder = stand.folder / f"try-{number}"
+        folder.mkdir()
+        seen = runtime_restarted(replace(stand, folder=folder), RUNTIME_RESTARTS, clients())
+        if runtime_faults(seen) != runtime_delays(seen) or not runtime_delays(seen):
+            break
+    return seen
+
+
 def test_restarts_of_the_runtime(fake: Stand) -> None:
-    seen = runtime_restarted(fake, RUNTIME_RESTARTS, clients())
+    seen = runtime_restarted_in_time(fake)
     print("\n".join(table.runtime_lines(seen)))
 
     assert runtime_faults(seen) == []
@@ -78,7 +101,7 @@ def test_restarts_of_the_runtime(fake: Stand) -> None:
 @pytest.mark.containerd
 @pytest.mark.golang
 def test_restarts_of_containerd(containerd: Stand) -> None:
-    seen = runtime_restarted(containerd, RUNTIME_RESTARTS, clients())
+    seen = runtime_restarted_in_time(containerd)
     print("\n".join(table.runtime_lines(seen)))
 
     assert runtime_faults(seen) == []

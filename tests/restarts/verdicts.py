@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tests.restarts.load import CREATE
 from tests.restarts.managed import ManagedKind, ManagedReport
@@ -58,11 +58,22 @@ def versions_faults(versions: VersionsReport) -> list[str]:
 
 def runtime_faults(all_seen: Sequence[SeenBeyond]) -> list[str]:
     """Where a client of the proxy is worse off than one of the runtime itself."""
+    return [*_compared(all_seen, _runtime_faults), *runtime_delays(all_seen)]
+
+
+def runtime_delays(all_seen: Sequence[SeenBeyond]) -> list[str]:
+    """Those of the faults that are times, which a busy machine may make longer."""
+    return _compared(all_seen, _runtime_delays)
+
+
+def _compared(
+    all_seen: Sequence[SeenBeyond], faults: Callable[[SeenBeyond, SeenBeyond], Iterator[str]]
+) -> list[str]:
     direct = {seen.client: seen for seen in all_seen if seen.way == "direct"}
     return [
         f"{seen.way}, {seen.client}: {fault}"
         for seen in all_seen
-        for fault in _runtime_faults(seen, direct[seen.client])
+        for fault in faults(seen, direct[seen.client])
     ]
 
 
@@ -71,6 +82,9 @@ def _runtime_faults(seen: SeenBeyond, direct: SeenBeyond) -> Iterator[str]:
     yield from (f"container: {wrong}" for wrong in seen.wrong)
     if len(seen.failed) > len(direct.failed):
         yield f"{len(seen.failed)} calls failed, {len(direct.failed)} without the proxy"
+
+
+def _runtime_delays(seen: SeenBeyond, direct: SeenBeyond) -> Iterator[str]:
     if sum(seen.outages_s) > sum(direct.outages_s) + DIAL_S * len(seen.windows):
         yield f"outages of {sum(seen.outages_s):.1f} s, {sum(direct.outages_s):.1f} s without the proxy"
     for back_s, direct_s in zip(seen.events_back_s, direct.events_back_s, strict=True):
