@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
+from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, NriOptions, PodCgroups, RuntimeState
 from tests.daemon.site import site_folder
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
@@ -22,6 +22,8 @@ PATIENT = {
     "KOORD_RUNTIMEPROXY_HOOKS_LOAD_TIMEOUT_S": "30",
 }
 """No hook is hurried, however slow the machine is. These count more than the configuration's file."""
+PATIENT_NRI = NriOptions(request_timeout_s=30.0, registration_timeout_s=30.0)
+"""A runtime that does not drop a plugin which a busy machine holds up for more than the usual 2 s."""
 
 
 class Daemons:

@@ -101,7 +101,8 @@ def batch_pod(client: CriClient, name: str = "batch") -> Pod:
 
 def flowing_events(client: CriClient) -> _CallIterator[api_pb2.ContainerEventResponse]:
     """An event stream on which the first event has come; it ends with the last reference to it."""
-    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
+    # Longer than all upgrades of a test take.
+    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=300)
     with ThreadPoolExecutor(1) as reader:
         first = reader.submit(next, events)
         for name in itertools.chain(["web"], map("web-{}".format, itertools.count())):

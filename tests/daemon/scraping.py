@@ -14,6 +14,9 @@ from tests.lab.proxy_process import ProxyProcess
 
 PREFIX = "koord_runtimeproxy_"
 TIMEOUT_S = 30.0
+"""Of a request."""
+WAIT_S = 90.0
+"""For a value: some are looked at each 10 s only."""
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -84,7 +87,7 @@ def scrape(daemon: ProxyProcess) -> Metrics:
         found.append(body)
         return status == 200
 
-    wait_until(answers, "metrics", TIMEOUT_S)
+    wait_until(answers, "metrics", WAIT_S)
     return parsed(found[-1])
 
 
@@ -97,5 +100,5 @@ def wait_for(daemon: ProxyProcess, name: str, least: float = 1.0, **labels: str)
         last = scrape(daemon)
         return last.of(name, **labels) >= least
 
-    wait_until(is_there, f"{name}{labels} of at least {least}", TIMEOUT_S)
+    wait_until(is_there, f"{name}{labels} of at least {least}", WAIT_S)
     return last

@@ -84,7 +84,7 @@ def test_an_update_that_nobody_saw_is_in_the_records_afterwards(
     daemon.wait_for_state("STATUS=bypass is on")
     made.update(256 * MIB)
     daemon.signal(signal.SIGUSR2)
-    wait_until(lambda: noticed_changes(daemon), "the update", 30.0)
+    wait_until(lambda: noticed_changes(daemon), "the update")
     # The end saves at once what an idle node saves after a while.
     assert daemon.terminate() == 0
     assert saved_container(daemon, made).requested.memory_limit_bytes == 256 * MIB

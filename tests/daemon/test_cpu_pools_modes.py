@@ -16,7 +16,7 @@ from runtimeproxy.testing import (
     NriRuntimeState,
     PodCgroups,
 )
-from tests.daemon.conftest import Daemons
+from tests.daemon.conftest import PATIENT_NRI, Daemons
 from tests.daemon.pool_site import SHARED, pool_site
 from tests.daemon.test_cpu_pools import ALONE, BESIDE_OWN, OWN, WHOLE
 from tests.lab.deadline import wait_until
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def state(socket_folder: Path, cgroup_files: CgroupFiles) -> NriRuntimeState:
-    adaptation = NriAdaptation(socket_folder / "nri.sock")
+    adaptation = NriAdaptation(socket_folder / "nri.sock", PATIENT_NRI)
     return NriRuntimeState(adaptation, PodCgroups(CgroupDriver.CGROUPFS, cgroup_files))
 
 

@@ -98,7 +98,7 @@ def test_running_pods_follow_a_target(
         for written, after in steps:
             write(folder / "katalyst.json", target("all", config=written))
             print(f"a target applies after {time_s(partial(wait_for, after)):.2f} s")
-        assert not site.problems
+        wait_until(lambda: not site.problems, "the end of all problems")
         # All of it by file.
         assert len(runtime.recorded.of("UpdateContainerResources")) == calls
         # A process that finds the target there has the same.

@@ -187,6 +187,12 @@ def test_pods_go_in_their_order_and_protected_ones_never(
         api = own_grpc.RuntimeProxyStub(client.channel)
         for name in PODS_BY_NAME:
             cluster.run(client, name)
+
+        def known_pods() -> int:
+            return api.GetStatus(own_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S).kubernetes.pods
+
+        # What is requested in all is in the texts below.
+        wait_until(lambda: known_pods() == len(PODS_BY_NAME), "the pods of the API server")
         try:
             manager.start()
             found = wait_until(

@@ -24,6 +24,7 @@ from runtimeproxy.testing.builders import (
 from runtimeproxy.testing.cgroups import CgroupFiles
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 
 LEVEL = "katalyst.kubewharf.io/qos_level"
@@ -185,7 +186,11 @@ def test_both_vocabularies_on_one_node(
         assert ("; ".join(pod.katalyst.problems)).startswith(row.problem), name
         created = runtime.state.containers[container].config.linux.resources
         assert (created.cpu_shares, created.oom_score_adj) == (row.shares, row.score), name
-        assert cgroup_files.read(cgroup, "cpu.max.burst") == row.burst, name
+        # Written after the answer to the call that starts the container.
+        wait_until(
+            lambda cgroup=cgroup, burst=row.burst: cgroup_files.read(cgroup, "cpu.max.burst") == burst,  # type: ignore[misc]
+            f"the burst of {name}",
+        )
     status = node.status()
     wrong = {name: row for name, row in names.items() if row.problem}
     assert {each.pod: each.reason for each in status.katalyst_problems} == {

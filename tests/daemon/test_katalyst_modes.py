@@ -17,7 +17,7 @@ from runtimeproxy.testing import (
     NriRuntimeState,
     PodCgroups,
 )
-from tests.daemon.conftest import Daemons
+from tests.daemon.conftest import PATIENT_NRI, Daemons
 from tests.daemon.test_katalyst import TABLE, Node, Nodes, Row, config
 from tests.lab.deadline import wait_until
 from tests.lab.node_objects import NodeObjects
@@ -33,7 +33,7 @@ BATCH_WEIGHT: Final = "20"
 
 @pytest.fixture
 def state(socket_folder: Path, cgroup_files: CgroupFiles) -> NriRuntimeState:
-    adaptation = NriAdaptation(socket_folder / "nri.sock")
+    adaptation = NriAdaptation(socket_folder / "nri.sock", PATIENT_NRI)
     return NriRuntimeState(adaptation, PodCgroups(CgroupDriver.CGROUPFS, cgroup_files))
 
 
@@ -107,6 +107,8 @@ def test_all_levels(
     assert node.pods()["refused"].qos_class == "LS"
     if mode == "nri":
         wait_until(lambda: node.status().nri.is_connected, "the runtime")
+        # The runtime is the last to know it.
+        state.nri.wait_for_plugins("50-koord-runtime-proxy")
         before = len(state.sandboxes)
         with pytest.raises(grpc.RpcError) as error:
             node.run("late", refused)

@@ -53,6 +53,11 @@ def served(site: PoolSite) -> api_pb2.GetCustomNodeResourceResponse:
         return found
 
 
+def document_of(report: api_pb2.NodeResourceReport) -> Any:
+    """The object; None while there is none, as where a busy machine has not let the plugin decide in time."""
+    return json.loads(report.json) if report.json else None
+
+
 def resources(site: PoolSite) -> tuple[int, str]:
     return printed(site, "resources")
 
@@ -76,7 +81,9 @@ def advised_resources(site: PoolSite, millicores: int) -> tuple[Any, tuple[int, 
     def served_resources() -> Any:
         # However slow the machine is, the lease is renewed.
         assert not advise(admin, *said)
-        document = json.loads(served(site).report.json or "{}")
+        document = document_of(served(site).report)
+        if document is None:
+            return None
         allocatable = document["status"]["resources"]["allocatable"].get(RECLAIMED_MILLICPU)
         # Never more than what is idle, which the machine decides.
         is_so = allocatable is not None and 0 < quantity_millicores(allocatable) // 1_000 <= millicores
@@ -88,10 +95,10 @@ def advised_resources(site: PoolSite, millicores: int) -> tuple[Any, tuple[int, 
 
 def no_headroom(site: PoolSite) -> bool:
     report = served(site).report
-    resources = json.loads(report.json)["status"]["resources"]
-    return RECLAIMED_MILLICPU not in resources["allocatable"] and any(
-        NO_ADVISOR in e for e in report.problems
-    )
+    document = document_of(report)
+    if document is None or RECLAIMED_MILLICPU in document["status"]["resources"]["allocatable"]:
+        return False
+    return any(NO_ADVISOR in e for e in report.problems)
 
 
 @pytest.mark.golang

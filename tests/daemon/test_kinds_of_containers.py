@@ -23,7 +23,7 @@ from runtimeproxy.testing.builders import (
     create_container_request,
     pod_sandbox_config,
 )
-from tests.daemon.conftest import Daemons
+from tests.daemon.conftest import PATIENT_NRI, Daemons
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node_objects import NodeObjects, kubelet_files
@@ -50,9 +50,8 @@ RATIO = {"node.koordinator.sh/cpu-normalization-ratio": "1.25"}
 
 @pytest.fixture
 def state(socket_folder: Path, cgroup_files: CgroupFiles) -> NriRuntimeState:
-    return NriRuntimeState(
-        NriAdaptation(socket_folder / "nri.sock"), PodCgroups(CgroupDriver.CGROUPFS, cgroup_files)
-    )
+    adaptation = NriAdaptation(socket_folder / "nri.sock", PATIENT_NRI)
+    return NriRuntimeState(adaptation, PodCgroups(CgroupDriver.CGROUPFS, cgroup_files))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The log: one line per changed container, and nothing secret."""
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -175,7 +176,7 @@ def test_a_crash_of_a_successor_leaves_its_stacks_in_the_journal(daemons: Daemon
         finally:
             journal.shutdown(socket.SHUT_WR)
         reading.result()
-    crash = [line for line in lines if not line.startswith("<6>{")]
+    crash = [line for line in lines if not re.match(r"<\d>\{", line)]
     assert len(crash) < len(lines)
     assert_stacks("".join(crash))
 

@@ -95,7 +95,7 @@ def test_what_no_pod_can_have_is_forwarded_and_not_kept(
             # One after the other: of those that come at once some are refused.
             assert slow.asked.acquire(timeout=60)
         # Free memory is given back a second after the last of them; nothing of it waits for a collection.
-        wait_until(lambda: rss_bytes(daemon.pid) - before_bytes < most_bytes, "little memory", 20)
+        wait_until(lambda: rss_bytes(daemon.pid) - before_bytes < most_bytes, "little memory", 60)
         slow.answers.set()
         assert all(each.result(60) for each in requests)
         for channel in channels:

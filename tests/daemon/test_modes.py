@@ -21,7 +21,7 @@ from runtimeproxy.testing import (
     NriRuntimeState,
     PodCgroups,
 )
-from tests.daemon.conftest import Daemons
+from tests.daemon.conftest import PATIENT_NRI, Daemons
 from tests.daemon.driving import Pod, batch_pod
 from tests.daemon.kubelet import kubelet as running_kubelet
 from tests.daemon.test_standalone import cgroup_of, explain, status_of
@@ -54,7 +54,7 @@ LEASED = api_pb2.ClaimKey(
 def runtime(socket_folder: Path, cgroup_files: CgroupFiles) -> Iterator[FakeRuntime]:
     """One with NRI."""
     cgroups = PodCgroups(CgroupDriver.CGROUPFS, cgroup_files)
-    state = NriRuntimeState(NriAdaptation(socket_folder / "nri.sock"), cgroups)
+    state = NriRuntimeState(NriAdaptation(socket_folder / "nri.sock", PATIENT_NRI), cgroups)
     with FakeRuntime(socket_folder / "runtime.sock", state=state) as running:
         yield running
 
@@ -75,8 +75,16 @@ def start(daemon: ProxyProcess, folder: Path, mode: str) -> None:
     assert status_of(daemon).daemon.mode == mode
 
 
+def wait_for_plugin(runtime: FakeRuntime) -> None:
+    """Waits until the runtime asks the daemon, a moment after the daemon says that it is connected."""
+    assert isinstance(runtime.state, NriRuntimeState)
+    runtime.state.nri.wait_for_plugins("50-koord-runtime-proxy")
+
+
 def run(daemon: ProxyProcess, runtime: FakeRuntime, files: CgroupFiles, mode: str, name: str) -> Pod:
     """A pod of the kubelet, whose endpoint is the proxy's socket or the runtime's."""
+    if mode == "nri":
+        wait_for_plugin(runtime)
     with CriClient(daemon.socket if mode == "proxy" else runtime.socket_path) as client:
         made = batch_pod(client, name)
         parent = made.config.linux.cgroup_parent
@@ -132,7 +140,7 @@ def test_each_mode_goes_on_with_what_the_one_before_has_left(
         if made:
             assert leased_values(daemon) == [BOUND_US]
             # The last pod was starting when the mode before ended: its opening is given back now.
-            wait_until(lambda: class_quota.read_text().split()[0] == BOUND_US, "the bound")
+            wait_until(lambda: class_quota.read_text().split()[:1] == [BOUND_US], "the bound")
         for each in made:
             assert_values(daemon, cgroup_files, each, ways[each.container])
         made.append(run(daemon, runtime, cgroup_files, mode, f"pod-{number}"))
@@ -159,8 +167,18 @@ def has_values(files: CgroupFiles, made: Pod) -> bool:
 def assert_values(daemon: ProxyProcess, files: CgroupFiles, made: Pod, way: int) -> None:
     """The values stand, and the daemon knows whose they are, how they got there, and what was before."""
     assert has_values(files, made)
-    targets = explain(daemon, made.config.metadata.uid).targets
-    pod, container = ({field.name: field for field in target.fields} for target in targets[:2])
+
+    def fields() -> list[dict[str, api_pb2.ExplainedField]]:
+        targets = explain(daemon, made.config.metadata.uid).targets
+        return [{field.name: field for field in target.fields} for target in targets[:2]]
+
+    def are_noted() -> bool:
+        # The daemon notes what it has written once it has written all files of a pod.
+        limits = [each["memory.limit_in_bytes"] for each in fields() if "memory.limit_in_bytes" in each]
+        return [each.way for each in limits] == [api_pb2.ExplainedField.WAY_FILE, way]
+
+    wait_until(are_noted, "what the daemon knows of the values")
+    pod, container = fields()
     assert pod["cpu.shares"].original == ORIGINAL
     for field in (pod["cpu.shares"], pod["memory.limit_in_bytes"], container["memory.limit_in_bytes"]):
         assert [claim.owner for claim in field.claims if claim.role != LEASED.role] == ["batch-resource"]

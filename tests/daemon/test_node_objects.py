@@ -37,7 +37,8 @@ def test_objects_come_break_and_survive_a_restart(daemons: Daemons) -> None:
     assert daemon.terminate() == 0
     daemon.start()
     daemon.wait_for_state(f"{UNKNOWN}, 1 problem")
-    assert warnings(daemon)[-1].endswith("; what was there before stays")
+    stays = "; what was there before stays"
+    wait_until(lambda: warnings(daemon)[-1].endswith(stays), "what is said of the file that is broken")
     file.unlink()
     gone = f"node: {file}: is gone; what was there before is withdrawn at "
     wait_until(lambda: warnings(daemon)[-1].startswith(gone), "what is said of the file that is gone")

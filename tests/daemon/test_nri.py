@@ -13,7 +13,7 @@ from runtimeproxy.testing import CgroupFiles
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
-from tests.lab.nri_adaptation import NriAdaptation
+from tests.lab.nri_adaptation import NriAdaptation, NriRuntimeOptions
 from tests.lab.proxy_process import ProxyProcess
 
 pytestmark = pytest.mark.golang
@@ -39,11 +39,13 @@ CONTAINER: dict[str, Any] = {
     "name": "main",
     "linux": {"resources": {"cpu": {"shares": {"value": "2"}}, "memory": {}}},
 }
+PATIENT = NriRuntimeOptions(request_timeout_s=30.0, registration_timeout_s=30.0)
+"""A runtime that does not drop a plugin which a busy machine holds up for more than the usual 2 s."""
 
 
 @pytest.fixture
 def nri(socket_folder: Path) -> Iterator[NriAdaptation]:
-    with NriAdaptation(socket_folder) as runtime:
+    with NriAdaptation(socket_folder, PATIENT) as runtime:
         yield runtime
 
 

@@ -132,7 +132,8 @@ def test_its_answers_are_in_the_reply_and_in_files(scene: Scene) -> None:
     env = {each["key"]: each.get("value", "") for each in adjust["env"]}
     assert env == {"GIVEN": "1", "NVIDIA_VISIBLE_DEVICES": "1"}
     assert adjust["annotations"] == {"given": "1"}
-    assert scene.files.read(pod(1)["linux"]["cgroup_parent"], "cpu.weight") == "12"
+    parent = pod(1)["linux"]["cgroup_parent"]
+    wait_until(lambda: scene.files.read(parent, "cpu.weight") == "12", "the pod's weight by file")
 
 
 def test_what_nri_does_not_carry_is_told_once(scene: Scene) -> None:

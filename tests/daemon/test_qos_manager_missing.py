@@ -70,6 +70,12 @@ def manager_status(daemon: ProxyProcess, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def running_status(daemon: ProxyProcess, pid: int) -> str:
+    """What it says of a manager that runs; empty if it says something else."""
+    code, text = manager_status(daemon)
+    return text if code == 0 and f"process {pid}" in text else ""
+
+
 @pytest.mark.slow
 def test_it_is_said_until_one_runs(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     daemon = started(scene)
@@ -88,12 +94,16 @@ def test_it_is_said_until_one_runs(scene: Scene, capsys: pytest.CaptureFixture[s
     manager = ManagerProcess(daemon.folder, daemon.folder / "config.toml", daemon.socket)
     try:
         manager.start()
-        wait_until(lambda: has_state(daemon, State.STATE_RUNNING), "the report")
-        status = status_of(daemon)
-        assert not [each for each in status.problems if "QoS manager" in each]
-        assert status.qos_manager.report.pid == manager.pid
-        code, text = manager_status(daemon)
-        assert (code, f"process {manager.pid}" in text) == (0, True)
+
+        def runs() -> bool:
+            # A report counts for a short time here: on a busy machine the next one may come later.
+            status = status_of(daemon)
+            is_missing = any("QoS manager" in each for each in status.problems)
+            has_report = status.qos_manager.state == State.STATE_RUNNING and not is_missing
+            return has_report and status.qos_manager.report.pid == manager.pid
+
+        wait_until(runs, "the report")
+        text = wait_until(lambda: running_status(daemon, manager.pid), "the manager's own status")
         assert "cpu-suppress" in text
         wait_until(lambda: scrape(daemon).of("qos_manager_up") == 1, "the metric")
         # Long after a hold: it is said again.

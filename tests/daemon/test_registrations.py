@@ -41,8 +41,8 @@ def test_a_server_comes_and_goes(daemon: ProxyProcess, client: CriClient, socket
         file.unlink()
         daemon.wait_for_state("STATUS=7 policies; ")
         assert shares(client, "three") != SHARES
+    wait_until(lambda: messages(daemon, "hook server koordlet.json is no longer used"), "the line of its end")
     assert len(messages(daemon, f"hook server koordlet.json is used: {server.socket} for ")) == 1
-    assert messages(daemon, "hook server koordlet.json is no longer used")
 
 
 def test_the_first_pod_does_not_slip_by_a_registered_server(daemons: Daemons, socket_folder: Path) -> None:

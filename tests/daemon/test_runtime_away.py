@@ -16,7 +16,7 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import pod
-from tests.daemon.upgrading import Family
+from tests.daemon.upgrading import WAIT_S, Family
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
@@ -108,7 +108,7 @@ def test_an_upgrade_while_it_is_away(daemons: Daemons, runtime: FakeRuntime) -> 
     daemon = daemons.start("[proxy]\nupstream_wait_s = 120.0\n")
     runtime.kill()
     with Family(daemon) as family, CriClient(daemon.socket) as client:
-        waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
+        waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=WAIT_S)
         with pytest.raises(grpc.FutureTimeoutError):
             waiting.result(0.5)
         family.upgrade()
@@ -116,22 +116,21 @@ def test_an_upgrade_while_it_is_away(daemons: Daemons, runtime: FakeRuntime) -> 
         assert waiting.result(30).runtime_name == "fake-runtime"
 
 
-def test_the_status_tells_that_it_is_away(
-    daemon: ProxyProcess, runtime: FakeRuntime, client: CriClient
-) -> None:
-    daemon.forget_states()
+def test_the_status_tells_that_it_is_away(daemons: Daemons, runtime: FakeRuntime) -> None:
+    daemon = daemons.start("[proxy]\nupstream_wait_s = 120.0\n")
     runtime.stop()
-    waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
-    daemon.wait_for_state("STATUS=the runtime is away; ")
-    daemon.forget_states()
-    daemon.signal(signal.SIGHUP)
-    daemon.wait_for_state("READY=1")
-    after_reload = [state for state in daemon.states if state.startswith("STATUS=")][-1]
-    assert after_reload.startswith("STATUS=the runtime is away; ")
-    daemon.forget_states()
-    runtime.start()
-    daemon.wait_for_state("STATUS=7 policies")
-    assert waiting.result(30).runtime_name == "fake-runtime"
+    with CriClient(daemon.socket) as client:
+        waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=WAIT_S)
+        daemon.wait_for_state("STATUS=the runtime is away; ")
+        daemon.forget_states()
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_for_state("READY=1")
+        after_reload = [state for state in daemon.states if state.startswith("STATUS=")][-1]
+        assert after_reload.startswith("STATUS=the runtime is away; ")
+        daemon.forget_states()
+        runtime.start()
+        daemon.wait_for_state("STATUS=7 policies")
+        assert waiting.result(30).runtime_name == "fake-runtime"
 
 
 WATCHFUL = """\

@@ -120,8 +120,14 @@ def test_a_container_gets_its_values_once_it_has_started(
     assert (status.daemon.mode, status.runtime.answers) == ("standalone", True)
     assert not any(status.HasField(name) for name in ("calls", "upgrade"))
     assert not status.problems
-    fields = {each.name: each for each in explain(daemon, made.config.metadata.uid).targets[-2].fields}
-    assert fields["memory.limit_in_bytes"].claims[0].owner == "batch-resource"
+
+    def owners() -> list[str]:
+        # The daemon notes it once it has written all files of the pod.
+        fields = {each.name: each for each in explain(daemon, made.config.metadata.uid).targets[-2].fields}
+        limit = fields.get("memory.limit_in_bytes")
+        return [each.owner for each in limit.claims] if limit is not None else []
+
+    wait_until(lambda: owners()[:1] == ["batch-resource"], "whose limit it is")
     made.remove()
     wait_until(lambda: not status_of(daemon).records.pods, "no record")
 
@@ -243,7 +249,7 @@ def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: st
     assert "in mode standalone there are no calls" in recording.stderr
     upgrade = daemon.run("upgrade")
     assert (upgrade.returncode, "restart the service" in upgrade.stderr) == (5, True)
-    assert "upgrade refused: in mode standalone" in str(daemon.log)
+    wait_until(lambda: "upgrade refused: in mode standalone" in str(daemon.log), "the line of the log")
     assert daemon.terminate() == 0
     assert {each["level"] for each in daemon.log_records} <= {"info", "warning"}
 
@@ -278,9 +284,16 @@ def test_a_strategy_is_applied_and_ends(
 
     before = burst()
     wait_until(lambda: burst() not in ("", "0"), "the burst")
-    fields = {each.name: each for each in explain(daemon, made.config.metadata.uid).targets[1].fields}
-    field = fields["cpu.cfs_burst_us"]
-    assert (field.claims[0].owner, field.way) == ("cpu-burst", api_pb2.ExplainedField.WAY_FILE)
+
+    def is_noted() -> bool:
+        # The daemon notes it once it has written all files of the pod.
+        fields = {each.name: each for each in explain(daemon, made.config.metadata.uid).targets[1].fields}
+        field = fields.get("cpu.cfs_burst_us")
+        if field is None or not field.claims:
+            return False
+        return (field.claims[0].owner, field.way) == ("cpu-burst", api_pb2.ExplainedField.WAY_FILE)
+
+    wait_until(is_noted, "whose burst it is")
     objects.strategies({"cpu-burst-config": {"clusterStrategy": {"policy": "none"}}})
     wait_until(lambda: burst() in (before, "0"), "the end of the burst")
 
@@ -377,7 +390,9 @@ def test_a_runtime_that_never_comes_keeps_nothing_from_host_applications(
     cgroup_files.make("/apps/web")
     daemon.start()
     wait_until(lambda: cgroup_files.read("/apps/web", "memory.low") == "4096", "the application's value")
-    assert any("runtime does not answer" in each for each in status_of(daemon).problems)
+    wait_until(
+        lambda: any("runtime does not answer" in each for each in status_of(daemon).problems), "the problem"
+    )
     assert daemon.run("status").returncode == 1
 
 
@@ -410,12 +425,17 @@ def test_what_the_runtime_puts_back_is_written_again(
 ) -> None:
     daemons.start(standalone)
     made = run_batch(kubelet, cgroup_files).start()
-    wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "50000", "the quota")
+
+    def has_quota() -> bool:
+        # Empty while it is being written.
+        return cgroup_files.read(cgroup_of(made), "cpu.max").split()[:1] == ["50000"]
+
+    wait_until(has_quota, "the quota")
     written = 0
 
     def is_repaired() -> bool:
         nonlocal written
-        if cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "50000":
+        if has_quota():
             written += 1
             cgroup_files.write(cgroup_of(made), "cpu.max", "max 100000")
             cgroup_files.write(cgroup_of(made), "cpu.weight", "1")

@@ -160,7 +160,7 @@ def test_a_policy_that_hangs_while_it_loads_is_left_out_until_it_is_there(
     reason = "cannot be imported: has not returned within 0.2 s (hooks.load_timeout_s)"
     assert message.endswith(f"slow_to_import:Slow: {reason}")
     with CriClient(daemon.socket) as client:
-        assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
+        wait_until(lambda: shares_of(batch_pod(client).run().create()) == BATCH_SHARES, "the other policies")
     release(fifo)
     # The audit of the call above may be written after it.
     wait_until(lambda: any("slow" in each.get("policies", []) for each in daemon.log_records), "the policy")
@@ -172,8 +172,8 @@ def test_a_policy_that_cannot_be_loaded_is_left_out(daemons: Daemons, socket_fol
     daemon = daemons.start("[policies.misspelled]\nmode = 'dry-run'\n")
     (message,) = errors(daemon)
     assert "containr: no such method; did you mean container?" in message
-    status = next(state for state in daemon.states if "not loaded" in state)
-    assert "5 policies (misspelled: not loaded, see the log)" in status
+    # What it said with READY=1, and says again, may be that they are loading.
+    daemon.wait_for_state("STATUS=5 policies (misspelled: not loaded, see the log)")
     with CriClient(daemon.socket) as client:
         assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
 
@@ -302,7 +302,8 @@ def test_without_a_temporary_directory_the_runtime_answers_health(daemons: Daemo
     daemons.environment["TMPDIR"] = "/proc"
     daemon = daemons.prepare(wrapper=(sys.executable, "-c", WITHOUT_TEMPORARY))
     daemon.start()
-    assert "health and reflection are left to the runtime" in "\n".join(daemon.log)
+    left = "health and reflection are left to the runtime"
+    wait_until(lambda: left in "\n".join(daemon.log), "the line of the log")
     with CriClient(daemon.socket) as client:
         client.wait_until_serving(30)
 

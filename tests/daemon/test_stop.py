@@ -15,7 +15,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import pod, release
+from tests.daemon.driving import flowing_events, pod, release
 from tests.daemon.installed import WAIT_FOR
 from tests.daemon.kubelet import kubelet
 from tests.daemon.site import IMPORT_FIFO, site_folder
@@ -125,9 +125,7 @@ def assert_cut(call: grpc.Future[Any]) -> None:
 
 
 def test_streams_are_cut_as_a_restart_of_the_runtime_would(daemon: ProxyProcess, client: CriClient) -> None:
-    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=30)
-    pod(client).run().create()
-    next(events)
+    events = flowing_events(client)
     assert daemon.terminate() == 0
     with pytest.raises(grpc.RpcError) as caught:
         for _ in events:

@@ -77,7 +77,7 @@ class Site:
             found["cpu.max"] += " 100000"
         return found
 
-    def wait_for(self, values: Mapping[str, str], timeout_s: float = 10.0) -> None:
+    def wait_for(self, values: Mapping[str, str], timeout_s: float = 60.0) -> None:
         """Waits until the container's files hold these values; says what they hold otherwise."""
         try:
             wait_until(lambda: self.values() == values, "values", timeout_s)
@@ -108,7 +108,7 @@ def site(daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path) -> Si
     pod = pod_sandbox_config("web", qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
     kubelet_files(kubelet, {(pod.metadata.uid, "main"): {"memory": str(REQUEST_BYTES)}})
     site.container = run(daemon, cgroup_files, pod)
-    site.wait_for(VALUES, 30)
+    site.wait_for(VALUES)
     return site
 
 

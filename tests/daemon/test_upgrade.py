@@ -65,15 +65,14 @@ def test_long_calls_go_on_where_they_are(
     family: Family, client: CriClient, runtime: FakeRuntime, fifo: Path
 ) -> None:
     first = family.serving
-    events = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest(), timeout=60)
+    events = flowing_events(client)
     made = pod(client).run().create().start()
-    next(events)
     runtime.on("ExecSync", hang=True)
-    request = api_pb2.ExecSyncRequest(container_id=made.container, cmd=["true"], timeout=60)
-    executed = client.runtime.ExecSync.future(request, timeout=60)
+    request = api_pb2.ExecSyncRequest(container_id=made.container, cmd=["true"], timeout=240)
+    executed = client.runtime.ExecSync.future(request, timeout=240)
     runtime.recorded.wait("ExecSync")
     waiting = pod(client, "waiting", annotations={WAIT_FOR: str(fifo)}).run()
-    held = client.runtime.CreateContainer.future(waiting.create_request, timeout=60)
+    held = client.runtime.CreateContainer.future(waiting.create_request, timeout=240)
     with fifo.open("wb"):
         family.upgrade()
         with CriClient(family.daemon.socket) as other:

@@ -72,7 +72,7 @@ class Manager:
         return (pid, state) in self.heard
 
     def wait_for(self, pid: int, state: str) -> None:
-        wait_until(lambda: self.has(pid, state), f"{state} of {pid}", 30)
+        wait_until(lambda: self.has(pid, state), f"{state} of {pid}", 90)
 
     def forget(self) -> None:
         """Takes what was told for read."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
-from tests.fuzz.fuzzers import FUZZERS, Plan
+from tests.fuzz.fuzzers import FUZZERS, Plan, Report
 from tests.fuzz.header_blocks import integer
 from tests.fuzz.nri import attack_core
 from tests.fuzz.sessions import Sessions
@@ -25,11 +26,21 @@ SESSIONS = {
 }
 
 
+def is_slow_only(report: Report) -> bool:
+    """Whether nothing was found but that something took long, as on a machine that is busy just then."""
+    return all(re.search(r" took [\d.]+ m?s$", each) for each in report.problems)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUZZERS)
 def test_nothing_ends_the_daemon_or_harms_another_client(name: str) -> None:
-    report = FUZZERS[name](Plan(random.randrange(2**20), SESSIONS[name]))
+    plan = Plan(random.randrange(2**20), SESSIONS[name])
+    report = FUZZERS[name](plan)
     print(f"{name}: {report}")
+    if report.problems and is_slow_only(report):
+        # What the daemon takes long for, it takes long for again.
+        report = FUZZERS[name](plan)
+        print(f"{name}: {report}")
     assert not report.problems, f"{name}: {report}"
 
 

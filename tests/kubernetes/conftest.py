@@ -14,7 +14,8 @@ from runtimeproxy.kubernetes.access import load_access
 from runtimeproxy.kubernetes.client import ApiClient, Timeouts
 from tests.kubernetes.api_server import ApiServer
 
-FAST = Timeouts(connect_s=5.0, response_s=2.0, total_s=10.0)
+PATIENT = Timeouts(connect_s=60.0, response_s=60.0, total_s=60.0)
+"""No answer is late, however slow the machine is."""
 
 WriteKubeconfig = Callable[..., Path]
 
@@ -59,6 +60,6 @@ def write_kubeconfig(tmp_path: Path) -> WriteKubeconfig:
 @pytest.fixture
 def client(server: ApiServer, write_kubeconfig: WriteKubeconfig) -> Iterator[ApiClient]:
     path = write_kubeconfig(server.url)
-    found = ApiClient(lambda: load_access(path), FAST)
+    found = ApiClient(lambda: load_access(path), PATIENT)
     yield found
     found.close()

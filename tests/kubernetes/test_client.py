@@ -13,7 +13,7 @@ from runtimeproxy.kubernetes import client as client_module
 from runtimeproxy.kubernetes.access import load_access
 from runtimeproxy.kubernetes.client import ApiClient, ApiError, Timeouts
 from tests.kubernetes.api_server import ApiServer, cutting, hanging, refusing
-from tests.kubernetes.conftest import FAST, WriteKubeconfig
+from tests.kubernetes.conftest import PATIENT, WriteKubeconfig
 from tests.lab.ports import free_port
 
 PATH = "/api/v1/pods"
@@ -29,7 +29,7 @@ def test_a_token_file_that_rotates(
 ) -> None:
     (tmp_path / "token").write_text("old")
     path = write_kubeconfig(server.url, tokenFile="token")
-    client = ApiClient(lambda: load_access(path), FAST)
+    client = ApiClient(lambda: load_access(path), PATIENT)
     server.tokens = {"new"}
     with pytest.raises(ApiError, match="401: Unauthorized") as caught:
         _body(client)
@@ -44,7 +44,7 @@ def test_tls_with_an_authority(
 ) -> None:
     data = base64.b64encode(authority.cert_pem.bytes()).decode()
     path = write_kubeconfig(tls_server.url, {"certificate-authority-data": data})
-    client = ApiClient(lambda: load_access(path), FAST)
+    client = ApiClient(lambda: load_access(path), PATIENT)
     assert b"TestList" in _body(client)
     # The authority is replaced: the next request uses the new one, and does not trust the server.
     other = base64.b64encode(trustme.CA(key_type=trustme.KeyType.ECDSA).cert_pem.bytes()).decode()
@@ -60,7 +60,7 @@ def test_the_name_in_the_certificate_counts(
     data = base64.b64encode(authority.cert_pem.bytes()).decode()
     cluster: dict[str, object] = {"certificate-authority-data": data, "tls-server-name": "another"}
     path = write_kubeconfig(tls_server.url, cluster)
-    client = ApiClient(lambda: load_access(path), FAST)
+    client = ApiClient(lambda: load_access(path), PATIENT)
     with pytest.raises(ApiError, match="certificate is not accepted"):
         _body(client)
     client.close()
@@ -68,7 +68,7 @@ def test_the_name_in_the_certificate_counts(
 
 def test_a_kubeconfig_that_goes_bad_says_so(server: ApiServer, write_kubeconfig: WriteKubeconfig) -> None:
     path = write_kubeconfig(server.url)
-    client = ApiClient(lambda: load_access(path), FAST)
+    client = ApiClient(lambda: load_access(path), PATIENT)
     assert _body(client)
     path.write_text("{}")
     with pytest.raises(ApiError, match="current-context: is missing"):
@@ -78,7 +78,7 @@ def test_a_kubeconfig_that_goes_bad_says_so(server: ApiServer, write_kubeconfig:
 
 def test_a_server_that_is_away(write_kubeconfig: WriteKubeconfig) -> None:
     path = write_kubeconfig(f"http://127.0.0.1:{free_port()}")
-    client = ApiClient(lambda: load_access(path), FAST)
+    client = ApiClient(lambda: load_access(path), PATIENT)
     with pytest.raises(ApiError, match="Connection refused"):
         _body(client)
     client.close()
@@ -160,9 +160,9 @@ def test_closing_ends_a_read_in_another_thread(server: ApiServer, client: ApiCli
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert began.wait(10)
+    assert began.wait(60)
     client.close()
-    assert ended.wait(10)
+    assert ended.wait(60)
     thread.join()
     with pytest.raises(ApiError, match="the client is closed"):
         _body(client)

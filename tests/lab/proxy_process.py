@@ -114,6 +114,8 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Starts it and waits until it says that it is ready."""
+        # A process of before may have said so after it was last heard: a reload ends with the same word.
+        self.forget_states()
         self.spawn()
         self._notify.wait_for("READY=1", self.alive, _READY_TIMEOUT_S)
 

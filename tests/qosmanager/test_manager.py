@@ -288,10 +288,15 @@ async def test_a_plugin_that_fails_does_not_stop_the_others(
         # The others are not hurried.
         for entry in manager.manager._entries:
             entry.runner._time_limit_s = 0.05 if entry.runner.plugin.name == "cpu-burst" else 30.0
-        await manager.wait_for(lambda: manager.value() >= 5_000)
+        lines = (
+            "cpu-burst: left out for 1 s: no decision within 0.05 s",
+            "cpu-evict: left out for 1 s: ValueError: oops",
+        )
+        # On a busy machine one may begin later than the others.
+        await manager.wait_for(
+            lambda: manager.value() >= 5_000 and all(each in caplog.text for each in lines)
+        )
         assert manager.value("cpu-burst") == manager.value("cpu-evict") == 0
-        assert "cpu-burst: left out for 1 s: no decision within 0.05 s" in caplog.text
-        assert "cpu-evict: left out for 1 s: ValueError: oops" in caplog.text
         status = manager.manager._status_text()
         assert "; cpu-suppress: 1 claims, all is well; " in status
         assert "cpu-evict: ValueError: oops" in status

@@ -132,10 +132,10 @@ def runtime_is_away(scene: Scene) -> ProxyProcess:
 
 
 def runtime_comes_back(scene: Scene) -> ProxyProcess:
-    daemon = scene.start()
+    daemon = scene.start("[proxy]\nupstream_wait_s = 120.0\n")
     scene.runtime.kill()
     with CriClient(daemon.socket) as client:
-        waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
+        waiting = client.runtime.Version.future(api_pb2.VersionRequest(), timeout=120)
         scene.wait_for_zero(daemon, "runtime_up")
         scene.runtime.start()
         waiting.result(30)

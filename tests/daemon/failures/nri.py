@@ -22,6 +22,7 @@ from runtimeproxy.testing import (
     NriRuntimeState,
     PodCgroups,
 )
+from tests.daemon.conftest import PATIENT_NRI
 from tests.daemon.driving import batch_pod
 from tests.daemon.failures.policies import CONTAINER
 from tests.daemon.failures.scene import Row, Scene, failures, write_policy
@@ -38,7 +39,7 @@ def prepared(
     scene: Scene, options: NriOptions | None = None
 ) -> tuple[ProxyProcess, FakeRuntime, NriAdaptation]:
     """A daemon in mode nri that is not started, and its runtime."""
-    adaptation = NriAdaptation(scene.folder / "nri.sock", options)
+    adaptation = NriAdaptation(scene.folder / "nri.sock", options or PATIENT_NRI)
     state = NriRuntimeState(adaptation, PodCgroups(CgroupDriver.CGROUPFS, scene.files))
     runtime = scene.stack.enter_context(FakeRuntime(scene.folder / "nri-runtime.sock", state=state))
     daemon = scene.prepare(
@@ -47,6 +48,13 @@ def prepared(
     )
     daemon.options = replace(daemon.options, runtime_endpoint=str(runtime.socket_path))
     return daemon, runtime, adaptation
+
+
+def start_connected(scene: Scene, daemon: ProxyProcess, adaptation: NriAdaptation) -> None:
+    """Starts a daemon, and waits until both ends know that it is connected, the runtime last."""
+    daemon.start()
+    scene.wait_for(daemon, "nri_connected")
+    adaptation.wait_for_plugins(OWN)
 
 
 def start_pod(scene: Scene, runtime: FakeRuntime, name: str = "batch") -> None:
@@ -78,8 +86,7 @@ def runtime_speaks_something_else(scene: Scene) -> ProxyProcess:
 
 def connection_is_lost(scene: Scene) -> ProxyProcess:
     daemon, runtime, adaptation = prepared(scene)
-    daemon.start()
-    scene.wait_for(daemon, "nri_connected")
+    start_connected(scene, daemon, adaptation)
     # Until the pod is there the runtime takes no plugin.
     adaptation.hostile.extend([Hostile.CLOSED] * 1000)
     adaptation.drop(OWN)
@@ -94,25 +101,29 @@ def connection_is_lost(scene: Scene) -> ProxyProcess:
 def policies_are_late(scene: Scene) -> ProxyProcess:
     fifo = scene.folder / "fifo"
     os.mkfifo(fifo)
-    daemon, runtime, _ = prepared(scene, NriOptions(request_timeout_s=1.0))
+    daemon, runtime, adaptation = prepared(scene, NriOptions(request_timeout_s=1.0))
     write_policy(daemon, "hanging", f"timeout_s = 60.0\n{CONTAINER}    open({str(fifo)!r}).read()")
-    daemon.start()
-    scene.wait_for(daemon, "nri_connected")
+    start_connected(scene, daemon, adaptation)
     start_pod(scene, runtime)
     scene.wait_for(daemon, "policy_failures_total", policy="hanging", cause="timed_out")
     return daemon
 
 
 def runtime_drops_a_field(scene: Scene) -> ProxyProcess:
-    daemon, runtime, _ = prepared(scene, NriOptions(ignored=frozenset({"linux.resources.memory"})))
-    daemon.start()
-    scene.wait_for(daemon, "nri_connected")
+    options = replace(PATIENT_NRI, ignored=frozenset({"linux.resources.memory"}))
+    daemon, runtime, adaptation = prepared(scene, options)
+    start_connected(scene, daemon, adaptation)
     start_pod(scene, runtime)
     scene.wait_for(daemon, "nri_uncarried_fields")
-    fields = {each.name: each for each in explain(daemon, "default/batch").targets[1].fields}
-    limit, shares = fields["memory.limit_in_bytes"], fields["cpu.shares"]
-    assert (limit.observed_value, limit.way) == (limit.resolved, limit.WAY_FILE)
-    assert shares.way == shares.WAY_MESSAGE
+
+    def is_written() -> bool:
+        # The daemon knows it once it has written all of the container's files.
+        fields = {each.name: each for each in explain(daemon, "default/batch").targets[1].fields}
+        limit, shares = fields["memory.limit_in_bytes"], fields["cpu.shares"]
+        assert shares.way == shares.WAY_MESSAGE
+        return (limit.observed_value, limit.way) == (limit.resolved, limit.WAY_FILE)
+
+    wait_until(is_written, "the limit by file")
     return daemon
 
 

@@ -66,7 +66,9 @@ def overwritten(scene: Scene) -> ProxyProcess:
         made.run().create().start()
         for _ in range(3):
             wait_until(lambda: file.read_text().strip() == "4096", "the policy's value", 30)
-            file.write_text("8192\n")
+            # Never an empty file, which would be another value of this program's.
+            with file.open("r+") as opened:
+                opened.write("8192\n")
         scene.wait_for(daemon, "ledger_overwrites_total", 3, parameter="memory.min")
         scene.wait_for(daemon, "ledger_yielded_values")
     return daemon
