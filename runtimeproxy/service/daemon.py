@@ -165,6 +165,7 @@ class Daemon:
         self._notifier = Notifier(environ.get("NOTIFY_SOCKET"))
         # The service manager listens to a successor only once it is the main process.
         self._notifier.is_muted = predecessor is not None
+        self._owes_ready = False
         self._watchdog_s = watchdog_interval_s(environ)
         self._threads = ThreadPools(BACKGROUND_THREADS)
         self._tasks = BackgroundTasks(self.finish)
@@ -382,7 +383,7 @@ class Daemon:
         if (listen := parse_listen(metrics.listen)) is not None:
             page = services[READ_SERVICE] if metrics.page else None
             spawn(serve_metrics(parts, listen, executor, self._life.stopping, page))
-        self._notifier.ready(self._status())
+        self._notify_ready()
         self._life.ready.set()
 
     # Service
@@ -407,9 +408,10 @@ class Daemon:
             parts.core.prune()
             flush_failures()
             await self._front_end.update()
+            if self._owes_ready:
+                self._notify_ready()
             status = self._status()
-            if status != last:
-                self._notifier.status(status)
+            if status != last and self._notifier.status(status):
                 last = status
             until_s = loop.time() + STATUS_INTERVAL_S
             await asyncio.sleep(STATUS_INTERVAL_S)
@@ -419,6 +421,10 @@ class Daemon:
         """One line for `systemctl status`."""
         before, behind = self._front_end.summaries
         return "; ".join(filter(None, (before, self.parts.summary if self.parts else "loading", behind)))
+
+    def _notify_ready(self) -> None:
+        # With a full queue it is sent again: without it systemd ends the daemon, or never the reload.
+        self._owes_ready = not self._notifier.ready(self._status()) and self._notifier.has_manager
 
     def _choose_bypass(self, is_on: bool) -> None:
         self._bypass.choose(is_on)
@@ -456,7 +462,7 @@ class Daemon:
                     logger.warning("%s changed; restart to apply", ", ".join(waiting))
                 logger.info("configuration reloaded")
             finally:
-                self._notifier.ready(self._status())
+                self._notify_ready()
 
     def _use(self, settings: Settings) -> None:
         if settings.hooks.enabled != self._configuration.settings.hooks.enabled:

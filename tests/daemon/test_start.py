@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, pod, policy_file, release, shares_of
 from tests.daemon.site import IMPORT_FIFO, site_folder
-from tests.lab.cri_client import CriClient, outcome_of
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
 from tests.lab.deadline import wait_until
 from tests.lab.programs import missing
 from tests.lab.proxy_process import ProxyProcess
@@ -103,6 +104,15 @@ def test_tells_its_service_manager(daemon: ProxyProcess) -> None:
     with pytest.raises(ChildProcessError):
         daemon.wait_for_state("never")
     assert daemon.states.count("STOPPING=1") == 1
+
+
+def test_tells_it_again_where_the_queue_was_full(daemon: ProxyProcess, client: CriClient) -> None:
+    daemon.refuse_states()
+    daemon.signal(signal.SIGHUP)
+    wait_until(lambda: any("configuration reloaded" in line for line in daemon.log), "the reload")
+    # The end of the reload was told before this answer.
+    client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
+    daemon.wait_for_state("READY=1")
 
 
 @BOTH_LOOPS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _PACE_S = 0.1
@@ -58,6 +59,14 @@ class NotifySocket:
                 self.received.extend(self._socket.recv(_MESSAGE_BYTES).decode().splitlines())
         except BlockingIOError:
             self._socket.settimeout(_PACE_S)
+
+    def fill(self) -> None:
+        """Fills the queue: what is sent from now on is refused, until something is received."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    sender.sendto(b"STATUS=", str(self.path))
 
     def close(self) -> None:
         """Closes and removes the socket."""

@@ -132,6 +132,10 @@ class ServiceProcess:
         """Takes what it has told up to now for heard."""
         self._notify.discard()
 
+    def refuse_states(self) -> None:
+        """Takes nothing that it tells, until a state is waited for."""
+        self._notify.fill()
+
     def spawn(self) -> None:
         """Starts it and does not wait."""
         with self._log_file.open("ab") as log:
