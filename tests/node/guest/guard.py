@@ -71,7 +71,7 @@ class Size:
         return f"{self.restarts} restarts, {self.pods} pods"
 
 
-SIZES = (Size(2, 8, 6), Size(20, 100, 20))
+SIZES = (Size(2, 8, 6), Size(20, 100, 8))
 
 
 class OnVersion2:
