@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.kubernetes import events
 from runtimeproxy.kubernetes.client import ApiClient
 from runtimeproxy.kubernetes.events import EventRates, EventRecorder, PodEvent
-from tests.kubernetes.api_server import ApiServer, Request, hanging, refusing
+from tests.kubernetes.api_server import ApiServer, Handler, Request, refusing
 from tests.lab.deadline import wait_until
 
 PATH = "/api/v1/namespaces/ns/events"
@@ -158,7 +159,13 @@ def test_a_server_that_refuses_loses_events_only(server: ApiServer, recorder: Ev
 
 
 def test_a_server_that_hangs_delays_no_other_event(server: ApiServer, recorder: EventRecorder) -> None:
-    server.faults.append((PATH, hanging))
+    may_end = threading.Event()
+
+    def hang(handler: Handler) -> None:
+        may_end.wait(60)
+        handler.close_connection = True
+
+    server.faults.append((PATH, hang))
     recorder.start()
     recorder.report(EVENT)
     _sent(server, 1)
@@ -167,6 +174,8 @@ def test_a_server_that_hangs_delays_no_other_event(server: ApiServer, recorder: 
         recorder.report(EVENT._replace(pod=f"p{index}"))
     assert time.monotonic() - began_s < 10
     assert recorder.lost == 0
+    # Else the recorder's end waits for the answer.
+    may_end.set()
 
 
 def test_long_messages_are_cut(client: ApiClient) -> None:
