@@ -207,8 +207,9 @@ class KatalystSite:
             lambda: self.container(pod).state == api_pb2.CONTAINER_EXITED, f"the end of the pod {name}"
         )
         # Its entry is written when the runtime has answered, which is later.
+        uid = pod.spec.uid
         self.wait_until(
-            lambda: any(each.uid == pod.spec.uid for each in self._evictions()),
+            lambda: any((each.uid, each.after) == (uid, "evicted") for each in self._evictions()),
             f"the entry of the pod {name}",
         )
         assert self.container(pod).exit_code == KILLED
