@@ -138,8 +138,9 @@ class OnVersion2:
 
 
 def no_error_of_its_own(driver: Driver, size: Size, _: Node) -> str:
-    """With the guard on, then on containerd alone: the kubelet has no error that it has not without."""
+    """On containerd alone and with the guard on: the kubelet has no error that it has not without."""
     with _handler(driver):
+        _direct(driver, SIZES[0])
         with _guard(STRATEGIES):
             report = _run(driver, size, "guard", STRATEGIES)
         return _compared(report, driver, size)
@@ -150,6 +151,7 @@ def the_class_is_idle_again(size: Size, _: Node) -> str:
     no error that it has not without."""
     cgroup = _CLASSES["systemd"]
     with _handler("systemd"):
+        _direct("systemd", SIZES[0])
         with _guard(_CLASS_IDLE):
             watch = Watch(cgroup, _idle)
             try:
