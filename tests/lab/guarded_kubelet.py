@@ -35,8 +35,9 @@ STRATEGIES: Final = {
 PERIOD_S: Final = 70.0
 """The kubelet writes to the cgroups of QoS classes each minute, and no event tells. Source: kubelet
 pkg/kubelet/cm/qos_container_manager_linux.go, periodicQOSCgroupUpdateInterval."""
-_OF_ITS_END: Final = "code = Canceled desc = context canceled"
-"""In the text of a call that the kubelet's end has cut off; whether there is one depends on the moment."""
+_OF_THE_MOMENT: Final = ("code = Canceled desc = context canceled", "containerd task is in unknown state")
+"""In texts of errors that a run has or has not: the kubelet's end has cut off a call, or cAdvisor has found
+the cgroup of a container that has no process yet. Source: cAdvisor container/containerd/handler.go."""
 BE, LS = "batch", "web"
 """The names of pods begin so."""
 _WORKS: Final = {
@@ -125,14 +126,15 @@ class Report:
 
     def faults(self, direct: Report) -> list[str]:
         """What is wrong."""
-        new = [each for each in self.errors if each not in direct.errors and _OF_ITS_END not in each]
-        found = [f"only with the guard: {each}" for each in new]
+        found = (each for each in self.errors if each not in direct.errors)
+        new = [each for each in found if not any(text in each for text in _OF_THE_MOMENT)]
+        faults = [f"only with the guard: {each}" for each in new]
         # The first start is that of an empty node.
         if self.idle < self.starts - 1:
-            found.append(f"{self.idle} of {self.starts} starts were beside idle pods")
+            faults.append(f"{self.idle} of {self.starts} starts were beside idle pods")
         if not self.bounded:
-            found.append("no start was beside a bounded class")
-        return found
+            faults.append("no start was beside a bounded class")
+        return faults
 
 
 class Restarts:
