@@ -84,7 +84,9 @@ class ForkedProcess:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal if it runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may end meanwhile.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 def fork(
