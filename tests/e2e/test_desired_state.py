@@ -38,6 +38,7 @@ from tests.lab.cri_client import CALL_TIMEOUT_S
 from tests.lab.deadline import quickest_s, wait_until
 from tests.lab.go_clients import KubeletClient
 from tests.lab.node import RunningPod, update_resources
+from tests.lab.programs import ContainerdVersion
 
 pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=True)
 
@@ -145,9 +146,15 @@ STEPS = {
 
 
 @pytest.fixture(scope="module")
-def site(containerd: Containerd, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    containerd_version: ContainerdVersion, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """On a runtime of its own: other daemons that list its pods would give them their values."""
     own = Path(tempfile.mkdtemp(dir=folder))
-    with desired_state.site(containerd, own, tmp_path_factory.mktemp("logs")) as made:
+    with (
+        Containerd(containerd_version) as containerd,
+        desired_state.site(containerd, own, tmp_path_factory.mktemp("logs")) as made,
+    ):
         yield made
 
 

@@ -92,6 +92,9 @@ class Malachite:
             found["memory"]["system"] |= {
                 "mem_total": sum(NUMA_KIB.values()),
                 "mem_free": self.free_kib,
+                # Whatever this machine has: of its memory NUMA nodes may have a part only.
+                "mem_available": self.free_kib,
+                "mem_inactive_file": 0,
                 "vm_watermark_scale_factor": 100,
             }
             found["memory"]["numa"] = [
