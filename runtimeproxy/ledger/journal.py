@@ -152,7 +152,7 @@ class Journal:
         with self._lock:
             unsaved = self._unsaved.get(book.id)
             if unsaved is not None:
-                known: dict[str, object] = dict(book.originals)
+                known: dict[str, object] = {_ORIGINAL + file: it for file, it in book.originals.items()}
                 for name, entry in book.entries.items():
                     if entry.resolved is not None:
                         known[name] = entry.resolved
@@ -191,7 +191,7 @@ class Journal:
 
     def _note_unsaved(self, noted: Noted) -> None:
         unsaved = self._unsaved.setdefault(noted.cgroup, {})
-        unsaved.update(noted.originals)
+        unsaved.update((_ORIGINAL + file, original) for file, original in noted.originals.items())
         unsaved.update(noted.values)
         unsaved.update((_LEASES + name, leases) for name, leases in noted.leases.items())
 
@@ -251,11 +251,13 @@ def _values(value: Mapping[str, Any]) -> dict[str, Value]:
 
 _LEASES: Final = "leases of "
 """Begins the key of what is noted about claims with a lease; no parameter's name has a space."""
+_ORIGINAL: Final = "original of "
+"""Begins the key of an original: files are named like parameters, all of version 1 and some of version 2."""
 
 
 def _has(book: Book, key: str, noted: object) -> bool:
-    if isinstance(noted, Original):
-        return book.originals.get(key) == noted
+    if key.startswith(_ORIGINAL):
+        return book.originals.get(key.removeprefix(_ORIGINAL)) == noted
     entry = book.entries.get(key.removeprefix(_LEASES))
     if key.startswith(_LEASES):
         return (() if entry is None else entry.leases) == noted

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
+from runtimeproxy.hooks.algebra import Claim
+from runtimeproxy.hooks.claimants import parse_claimant
 from runtimeproxy.ledger import journal as journal_module
-from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.pods.records import Level, Original
+from runtimeproxy.pods.records import Book, Entry, Level, Original
 from runtimeproxy.testing import CgroupFiles
+from runtimeproxy.vocabulary import Role
 
 BOOT = "boot"
 POD = "/kubepods/podone"
@@ -97,3 +101,25 @@ def test_a_claim_that_ended_with_its_process_is_still_to_be_given_back(
     (book,) = ledger.read_journal()
     entry = book.entries["cpu.cfs_quota_us"]
     assert (entry.claims, entry.resolved) == ((), resolved)
+
+
+@pytest.mark.parametrize("file", ["cpu.max", "cpu.cfs_quota_us"], ids=["version 2", "version 1"])
+def test_an_original_stays_until_a_checkpoint_has_it(tmp_path: Path, file: str) -> None:
+    """Files of version 1 are named like parameters; and the book may be saved as it was before the write."""
+    journal, quota = Journal(tmp_path, BOOT), "cpu.cfs_quota_us"
+    owner = parse_claimant("plugin:startup-boost")
+    claimed = Book(POD, Level.POD, {quota: Entry((Claim(owner, Role.ADD, 5_000),))}, boot_id=BOOT)
+    original = Original("5000\n", 7)
+    written = replace(
+        claimed,
+        entries={quota: claimed.entries[quota]._replace(resolved=10_000)},
+        originals={file: original},
+    )
+    leases = {quota: claimed.entries[quota].leases}
+    journal.note(Noted(POD, Level.POD, {}, {}, {}, leases))
+    journal.note(Noted(POD, Level.POD, {file: original}, {}, {}))
+    journal.settle(written)
+    journal.note_saved(POD, claimed)
+    assert [each.originals for each in Journal(tmp_path, BOOT).read()] == [{}, {file: original}]
+    journal.note_saved(POD, written)
+    assert Journal(tmp_path, BOOT).read() == []
