@@ -85,7 +85,7 @@ def wrapper(statements: str) -> tuple[str, ...]:
 
 
 LONG_LEASES: Final = wrapper("import runtimeproxy.ledger.leases as leases; leases.LEASE_S = 600.0")
-"""For claims that nobody renews: between two steps of a test a busy machine may take longer than a lease."""
+"""A lease that outlasts every test. Its claims are not renewed, and a busy machine is slow between steps."""
 
 
 @dataclass

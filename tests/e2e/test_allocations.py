@@ -203,7 +203,7 @@ def test_others_leave_before_the_runtime_makes_the_pod(site: Site) -> None:
 
 
 def test_the_whole_life_of_a_pod(site: Site) -> None:
-    # The queue of this socket may be full of those that nobody has read.
+    # Unread notifications may have filled the queue of the socket.
     site.proxy.forget_states()
     with site.own(own_spec()) as pod:
         site.assert_shared(LEFT)
