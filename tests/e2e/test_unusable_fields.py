@@ -110,7 +110,11 @@ def test_a_policy_that_answers_what_the_node_lacks(daring: ProxyProcess, logs: P
     assert pod_fields.keys() == {"cgroup[cpu.bvt_warp_ns]", "cgroup[memory.usage_in_bytes]"}
     assert audit(daring, uid, "changed", "pre_run_pod_sandbox").keys() == {"cgroup[cpu.shares]"}
     assert audit(daring, uid, "pending", "pre_create_container").keys() == {"cgroup[cpu.shares]"}
-    (line,) = (each for each in daring.log_records if each.get("kind") == "left-out" and each["container"])
+    (line,) = (
+        each
+        for each in daring.log_records
+        if (each.get("uid"), each.get("kind")) == (uid, "left-out") and each["container"]
+    )
     assert line["level"] == "warning"
     assert line["sandbox"]
 
