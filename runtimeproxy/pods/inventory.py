@@ -31,6 +31,10 @@ class RuntimeUnavailableError(RuntimeProxyError):
     """The runtime did not answer: it is not there, too slow, or ended the call with an error."""
 
 
+class RuntimeRefusedError(RuntimeUnavailableError):
+    """The runtime is there, and ended the call with an error: this may be about one sandbox or container."""
+
+
 class RuntimeClient(Protocol):
     """Asks the runtime, on a connection of its own. All methods raise RuntimeUnavailableError."""
 

@@ -6,11 +6,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from runtimeproxy.errors import described
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.pods.inventory import Inventory, RunningPods, RuntimeClient, RuntimeUnavailableError
+from runtimeproxy.pods.inventory import (
+    Inventory,
+    RunningPods,
+    RuntimeClient,
+    RuntimeRefusedError,
+    RuntimeUnavailableError,
+)
 from runtimeproxy.pods.reconcile import changed_values, reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 
@@ -114,6 +120,8 @@ class Recovery:
     async def _for_each(self, job: Callable[[str], Awaitable[None]], ids: Collection[str]) -> None:
         """Runs a job for each id in a few tasks; a runtime that is away ends them all.
 
+        One that it refuses to tell about is asked for again with the next list.
+
         Raises:
             RuntimeUnavailableError: The runtime did not answer.
         """
@@ -123,6 +131,10 @@ class Recovery:
             for identity in waiting:
                 try:
                     await job(identity)
+                except RuntimeRefusedError as error:
+                    about: dict[str, Any] = self._about_record(identity)
+                    text = f"the runtime does not tell its details: {error}"
+                    self._failures.report(identity, str(error), text, **about)
                 except RuntimeUnavailableError:
                     raise
                 except Exception:  # a bug that one record shows must not affect the others

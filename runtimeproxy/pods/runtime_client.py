@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.http2.client import GrpcCall, GrpcClient, RpcError, request_block
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.pods.inventory import RuntimeUnavailableError
+from runtimeproxy.pods.inventory import RuntimeRefusedError, RuntimeUnavailableError
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class GrpcRuntimeClient:
             run = asyncio.get_running_loop().run_in_executor
             return await run(self._executor, request.result, response)
         except DecodeError as error:
-            raise RuntimeUnavailableError(f"{request.method}: the answer does not parse") from error
+            raise RuntimeRefusedError(f"{request.method}: the answer does not parse") from error
 
     async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes | None:
         """The bytes of the response, or None for NOT_FOUND; learns which of the services the runtime has."""
@@ -238,7 +238,8 @@ class GrpcRuntimeClient:
             return outcome
         if outcome.code == StatusCode.NOT_FOUND:
             return None
-        raise RuntimeUnavailableError(f"{method}: {outcome}")
+        is_away = outcome.code in _NO_ANSWER or outcome.code == StatusCode.CANCELLED
+        raise (RuntimeUnavailableError if is_away else RuntimeRefusedError)(f"{method}: {outcome}")
 
     async def _attempt(self, service: str, method: str, request: bytes, timeout_s: float) -> bytes | RpcError:
         ended: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()

@@ -330,6 +330,23 @@ async def test_a_checkpoint_that_is_read_while_details_are_asked_for_counts(
     assert container.owners == {"resources.cpu_shares": (Claimant("mine"),)}
 
 
+@pytest.mark.parametrize("method", ["ContainerStatus", "PodSandboxStatus"])
+async def test_an_error_about_one_record_costs_no_other(
+    method: str, fake_runtime: FakeRuntime, client: GrpcRuntimeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = fake_runtime.state
+    preload(state, 3, 3)
+    ids = set(state.containers if method == "ContainerStatus" else state.sandboxes)
+    fake_runtime.on(method, error=CallError("UNKNOWN", "its metadata are broken"), times=1)
+    store = PodStore()
+    async with running(Recovery(Inventory(store), client)):
+        lacking = [each for each in (*store.pods, *store.containers) if not each.detailed]
+    assert len(lacking) == 1
+    assert lacking[0].id in ids
+    (line,) = [each for each in caplog.records if "its metadata are broken" in each.message]
+    assert vars(line)["pod"].startswith("default/")
+
+
 async def test_a_defect_that_one_record_shows_is_told_and_costs_no_other(
     fake_runtime: FakeRuntime,
     client: GrpcRuntimeClient,
