@@ -27,6 +27,7 @@ from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.node import RunningPod, running_pod, update_resources
 from tests.lab.pods import ContainerSpec, PodSpec
+from tests.lab.programs import ContainerdVersion
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
 pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=True)
@@ -182,12 +183,19 @@ def test_the_runtime_alone_fails_below_a_bound(
             stack.enter_context(running_pod(direct, plain_pod("quota", resources), logs))
 
 
+@pytest.fixture
+def own_containerd(containerd_version: ContainerdVersion) -> Iterator[Containerd]:
+    """A daemon of other tests that came to know the pods of a test would give them its values again."""
+    with Containerd(containerd_version) as running:
+        yield running
+
+
 @pytest.mark.parametrize("end", ["kill", "restore"])
 def test_quotas_come_back_after_the_proxy_has_ended_below_a_bound(
-    containerd: Containerd, folder: Path, logs: Path, end: str
+    own_containerd: Containerd, folder: Path, logs: Path, end: str
 ) -> None:
     native = as_resources(replace(BEST_EFFORT, cpu_quota_us=60_000))
-    options = ProxyOptions(str(containerd.socket), config=NO_OPENINGS, wrapper=LONG_LEASES)
+    options = ProxyOptions(str(own_containerd.socket), config=NO_OPENINGS, wrapper=LONG_LEASES)
     with ProxyProcess(Path(tempfile.mkdtemp(dir=folder)), options) as proxy, ExitStack() as stack:
         client = stack.enter_context(CriClient(proxy.socket))
         pods = [stack.enter_context(running_pod(client, batch_pod("batch"), logs))]
