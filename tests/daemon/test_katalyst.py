@@ -197,8 +197,13 @@ def test_both_vocabularies_on_one_node(
         f"default/{name}": row.problem for name, row in wrong.items()
     }
     assert status.katalyst_problem_pods == len(wrong)
-    (first,) = (each for each in status.problems if "default/refused-9:" in each)
-    assert first == "Pod default/refused-9: Katalyst's level: numa_binding: dedicated_cores needs it: 'true'."
+    about = "default/refused-9:"
+    expected = f"Pod {about} Katalyst's level: numa_binding: dedicated_cores needs it: 'true'."
+    # A value that waits is a problem, too, until it is written.
+    wait_until(
+        lambda: [each for each in node.status().problems if about in each] == [expected],
+        f"no problem of the refused pod but {expected!r}",
+    )
     explained = node.explain("dedicated-5")
     show_explanation(explained, Page())
     shown = capsys.readouterr().out

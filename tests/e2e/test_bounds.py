@@ -208,8 +208,8 @@ def test_quotas_come_back_after_the_proxy_has_ended_below_a_bound(
             proxy.terminate()
             done = proxy.run("restore")
             assert done.returncode == 0, done.stdout + done.stderr
-            assert quota_of_class() == "-1"
-            assert [quotas(pod) for pod in pods] == [(-1, -1), (-1, 60_000), (-1, 60_000)]
+            assert quota_of_class() == "-1", done.stdout
+            assert [quotas(pod) for pod in pods] == [(-1, -1), (-1, 60_000), (-1, 60_000)], done.stdout
             proxy.start()
             return
         proxy.kill()
