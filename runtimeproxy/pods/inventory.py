@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -106,6 +106,7 @@ class Inventory:
         self.source: InventorySource | None = None
         self.runtime_name = ""
         self.confirms_by_status = True
+        self._refused: dict[str, str] = {}
         self.on_complete: list[Callable[[], Awaitable[None]]] = []
         self._failures = FailureLog(output=logger)
 
@@ -127,6 +128,26 @@ class Inventory:
             found = running.containers.get(known.id)
             if found is not None and known.state is Lifecycle.CREATED is not found.state:
                 containers.fill(replace(known, state=found.state), running.containers_since)
+
+    def note_refused(self, identity: str, reason: str) -> None:
+        # The runtime does not tell the details of a sandbox or container.
+        self._refused[identity] = reason
+
+    def keep_refused(self, ids: Collection[str]) -> None:
+        # Those that lack details still.
+        self._refused = {each: reason for each, reason in self._refused.items() if each in ids}
+
+    def refused(self) -> Iterator[tuple[PodRecord | None, ContainerRecord | None, str]]:
+        """The sandboxes and containers whose details the runtime does not tell, and why.
+
+        A sandbox comes without a container, and a container with its pod if that is known.
+        """
+        for identity, reason in self._refused.items():
+            container, pod = self.store.containers.get(identity), self.store.pods.get(identity)
+            if container is not None and not container.detailed:
+                yield self.store.pods.get(container.pod_id), container, reason
+            elif pod is not None and not pod.detailed:
+                yield pod, None, reason
 
     async def complete(self) -> None:
         """All records are there, with what is known of them."""

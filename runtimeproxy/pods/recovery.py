@@ -114,6 +114,7 @@ class Recovery:
                 self.inventory.synchronize(RunningPods(pods, containers, pods_since, containers_since))
         pod_ids = [pod.id for pod in self._store.pods if _lacks_details(pod)]
         container_ids = [found.id for found in self._store.containers if _lacks_details(found)]
+        self.inventory.keep_refused({*pod_ids, *container_ids})
         await self._for_each(self._fill_pod, pod_ids)
         await self._for_each(self._fill_container, container_ids)
 
@@ -132,6 +133,7 @@ class Recovery:
                 try:
                     await job(identity)
                 except RuntimeRefusedError as error:
+                    self.inventory.note_refused(identity, str(error))
                     about: dict[str, Any] = self._about_record(identity)
                     text = f"the runtime does not tell its details: {error}"
                     self._failures.report(identity, str(error), text, **about)

@@ -9,7 +9,8 @@ import pytest
 from cri_api.runtime.v1 import api_pb2 as cri_pb2
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.cli import main
-from runtimeproxy.testing import CgroupFiles, FakeRuntime
+from runtimeproxy.signals import BYPASS_OFF, BYPASS_ON
+from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod, batch_pod, policy_file
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
@@ -108,6 +109,35 @@ def test_what_the_runtime_does_not_name_the_cgroup_of_is_seen(
         assert all(each.is_problem and list(each.owners) == ["batch-resource"] for each in lines())
     assert main(("explain", made.config.metadata.uid, "--endpoint", str(daemon.socket))) == 0
     assert "the runtime's status of it lacks the cgroup" in capsys.readouterr().out
+
+
+def test_a_pod_of_which_the_runtime_tells_nothing_is_a_problem(
+    daemons: Daemons, runtime: FakeRuntime
+) -> None:
+    with CriClient(runtime.socket_path) as client:
+        for name in ("one", "two"):
+            batch_pod(client, name).run().create().start()
+    runtime.on("PodSandboxStatus", error=CallError("UNKNOWN", "metadata are\nbroken"), times=1)
+    daemon = daemons.start()
+    with CriClient(daemon.socket) as client:
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+
+        def status() -> api_pb2.GetStatusResponse:
+            found: api_pb2.GetStatusResponse = api.GetStatus(
+                api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S
+            )
+            return found
+
+        wait_until(lambda: status().records.is_recovered, "the records")
+        (problem,) = status().problems
+        assert "the runtime does not tell its details: PodSandboxStatus: " in problem
+        assert problem.startswith(("default/one: ", "default/two: "))
+        assert problem.endswith("metadata are broken.")
+        # After a bypass all is compared.
+        daemon.signal(BYPASS_ON)
+        wait_until(lambda: status().bypass.is_on, "the bypass")
+        daemon.signal(BYPASS_OFF)
+        wait_until(lambda: not status().problems, "the details")
 
 
 @pytest.mark.slow

@@ -339,10 +339,19 @@ async def test_an_error_about_one_record_costs_no_other(
     ids = set(state.containers if method == "ContainerStatus" else state.sandboxes)
     fake_runtime.on(method, error=CallError("UNKNOWN", "its metadata are broken"), times=1)
     store = PodStore()
-    async with running(Recovery(Inventory(store), client)):
+    inventory = Inventory(store)
+    recovery = Recovery(inventory, client)
+    async with running(recovery):
         lacking = [each for each in (*store.pods, *store.containers) if not each.detailed]
-    assert len(lacking) == 1
-    assert lacking[0].id in ids
+        assert len(lacking) == 1
+        assert lacking[0].id in ids
+        ((pod, container, reason),) = inventory.refused()
+        assert (container or pod) is lacking[0]
+        assert "its metadata are broken" in reason
+        # Each list asks for it again.
+        await recovery.compare()
+        assert not list(inventory.refused())
+        assert all(each.detailed for each in (*store.pods, *store.containers))
     (line,) = [each for each in caplog.records if "its metadata are broken" in each.message]
     assert vars(line)["pod"].startswith("default/")
 

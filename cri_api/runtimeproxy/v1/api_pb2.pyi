@@ -1362,6 +1362,8 @@ class Records(_message.Message):
     KEPT_BYTES_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     TRIMMED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    REFUSED_RECORDS_FIELD_NUMBER: _builtins.int
     pods: _builtins.int
     containers: _builtins.int
     recovered_pods: _builtins.int
@@ -1384,6 +1386,7 @@ class Records(_message.Message):
     max_bytes: _builtins.int
     trimmed: _builtins.int
     """How many of them lack labels or annotations for want of this memory."""
+    refused_records: _builtins.int
     @_builtins.property
     def unusable_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Files of the state folder that could not be used at the start, and why."""
@@ -1392,6 +1395,12 @@ class Records(_message.Message):
     def misspelled_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Labels, annotations and their fields in Koordinator's domains whose names are probably misspelled, and so
         not used: a text of namespace/name, name and the one that was probably meant. At most 20.
+        """
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodProblem]:
+        """Pods and containers whose details the runtime does not tell: namespace/name, a container's name after that,
+        and the reason. They are asked for again with the next list. At most 20 of `refused_records`.
         """
 
     def __init__(
@@ -1412,10 +1421,12 @@ class Records(_message.Message):
         kept_bytes: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
         trimmed: _builtins.int = ...,
+        refused: _abc.Iterable[Global___PodProblem] | None = ...,
+        refused_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_lost", b"checkpoint_lost", "checkpoint_problem", b"checkpoint_problem", "checkpoint_set_aside", b"checkpoint_set_aside", "containers", b"containers", "is_recovered", b"is_recovered", "kept_bytes", b"kept_bytes", "max_bytes", b"max_bytes", "misspelled_names", b"misspelled_names", "misspelled_pods", b"misspelled_pods", "pods", b"pods", "recovered_containers", b"recovered_containers", "recovered_pods", b"recovered_pods", "trimmed", b"trimmed", "unreadable_rows", b"unreadable_rows", "unusable_files", b"unusable_files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_lost", b"checkpoint_lost", "checkpoint_problem", b"checkpoint_problem", "checkpoint_set_aside", b"checkpoint_set_aside", "containers", b"containers", "is_recovered", b"is_recovered", "kept_bytes", b"kept_bytes", "max_bytes", b"max_bytes", "misspelled_names", b"misspelled_names", "misspelled_pods", b"misspelled_pods", "pods", b"pods", "recovered_containers", b"recovered_containers", "recovered_pods", b"recovered_pods", "refused", b"refused", "refused_records", b"refused_records", "trimmed", b"trimmed", "unreadable_rows", b"unreadable_rows", "unusable_files", b"unusable_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,7 +30,7 @@ from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.node.koordlet import HOOKS
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
-from runtimeproxy.pods.records import Level, PodRecord
+from runtimeproxy.pods.records import ContainerRecord, Level, PodRecord
 from runtimeproxy.service.api.claims import EVICTIONS, owner_message
 from runtimeproxy.service.api.katalyst import notes_of_pools, pools_status, problems_of_pools
 from runtimeproxy.service.api.nri import notes_of_nri, nri_status, problems_of_nri
@@ -519,6 +519,7 @@ def _hook_server(server: Server, chain: Chain) -> api_pb2.HookServer:
 def _records(inventory: Inventory, saved: SavedState, misspelled: NamesByPod) -> api_pb2.Records:
     store, checkpoint = inventory.store, saved.checkpoint
     names = (f"{pod}: {problem}" for pod, problems in misspelled.items() for problem in problems)
+    refused = [_refused(*each) for each in inventory.refused()]
     return api_pb2.Records(
         misspelled_names=islice(names, MAX_NAMES),
         misspelled_pods=len(misspelled),
@@ -535,6 +536,16 @@ def _records(inventory: Inventory, saved: SavedState, misspelled: NamesByPod) ->
         kept_bytes=store.kept_bytes,
         max_bytes=store.max_bytes,
         trimmed=store.trimmed,
+        refused=refused[:MAX_NAMES],
+        refused_records=len(refused),
+    )
+
+
+def _refused(pod: PodRecord | None, container: ContainerRecord | None, reason: str) -> api_pb2.PodProblem:
+    names = [pod.namespace, pod.name] if pod is not None else []
+    names += [container.name] if container is not None else []
+    return api_pb2.PodProblem(
+        pod="/".join(names), pod_uid=pod.uid if pod is not None else "", reason=" ".join(reason.split())
     )
 
 
@@ -848,6 +859,7 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     yield from _problems_of_koordlets(status)
     yield from _problems_of_pods(status.ledger)
     yield from _problems_of_names(status.records)
+    yield from _problems_of_refused(status.records)
     yield from _problems_of_levels(status)
     yield from _problems_of_values(status.ledger)
     yield from _problems_of_unapplied(status.ledger)
@@ -1004,6 +1016,13 @@ def _problems_of_names(records: api_pb2.Records) -> Iterator[str]:
     yield from (f"Pod {each}." for each in records.misspelled_names)
     if len(records.misspelled_names) == MAX_NAMES:
         yield f"{records.misspelled_pods} pods have names that are probably misspelled."
+
+
+def _problems_of_refused(records: api_pb2.Records) -> Iterator[str]:
+    for each in records.refused:
+        yield f"{each.pod}: the runtime does not tell its details: {each.reason}."
+    if more := records.refused_records - len(records.refused):
+        yield f"The runtime does not tell the details of {more} more pods and containers."
 
 
 def _problems_of_starts(starts: api_pb2.StartsStatus) -> Iterator[str]:

@@ -210,6 +210,11 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         "2 threads hang in policy p as it was before a reload",
     ),
     ({"records": {"misspelledNames": ["a/b: c is not known"]}}, "Pod a/b: c is not known."),
+    (
+        {"records": {"refused": [{"pod": "a/b/c", "reason": "broken"}], "refusedRecords": 1}},
+        "a/b/c: the runtime does not tell its details: broken.",
+    ),
+    ({"records": {"refusedRecords": 4}}, "does not tell the details of 4 more pods and containers."),
     ({"policies": [{"name": "p", "isKept": True, "reason": "r"}]}, "as it was loaded before: r."),
     ({"ledger": {"yielded": [{"field": "f", "cgroup": "/c", "ours": "1", "theirs": "2"}]}}, "writing 2"),
     ({"ledger": {"failedWrites": [{"field": "f", "cgroup": "/c", "error": "busy"}]}}, "/c: busy."),
