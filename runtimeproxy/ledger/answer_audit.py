@@ -19,6 +19,9 @@ from runtimeproxy.hooks.views import ContainerView
 MOST_ENTRIES: Final = 100
 """About single values, of one change; the others are counted."""
 
+MOST_IN_CALLS: Final = 1_000
+"""Pods whose sandbox is being made, or never was; many times those of a node."""
+
 _TOLD: Final = frozenset({AuditKind.WOULD_CHANGE, AuditKind.LEFT_OUT})
 _WITHOUT_ANSWER: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID, AuditKind.OFF})
 
@@ -53,6 +56,8 @@ class AnswerAudit:
         self._sinks = {AuditKind.WOULD_CHANGE: would_change, AuditKind.LEFT_OUT: left_out}
         self._now_s = clock
         self._told: dict[_Subject, dict[_Answer, str]] = {}
+        # Uids of pods that calls were told of, and that are not among the records yet; oldest first.
+        self._in_calls: dict[str, None] = {}
         self._entries = 0
         self._more = Counter[tuple[AuditKind, str, Mode]]()
 
@@ -61,6 +66,9 @@ class AnswerAudit:
         if entry.kind in _TOLD:
             subject = entry.pod_uid, entry.container, entry.target
             self._told.setdefault(subject, {})[_answer(entry)] = entry.new
+            self._in_calls[entry.pod_uid] = None
+            if len(self._in_calls) > MOST_IN_CALLS:
+                del self._in_calls[next(iter(self._in_calls))]
 
     async def add(self, decisions: Iterable[tuple[Decision, str]]) -> None:
         """Takes decisions on what runs, each with the cgroup that it is about; empty if that is not known."""
@@ -99,9 +107,12 @@ class AnswerAudit:
         return found
 
     def keep(self, uids: Collection[str]) -> None:
-        """Forgets all pods but these."""
+        """Forgets all pods but these, and those whose sandbox is being made: they are no records yet."""
+        for uid in uids:
+            self._in_calls.pop(uid, None)
         for subject in [each for each in self._told if each[0] and each[0] not in uids]:
-            del self._told[subject]
+            if subject[0] not in self._in_calls:
+                del self._told[subject]
 
     def close(self) -> None:
         """Ends a change: makes entries about values that had none of their own."""

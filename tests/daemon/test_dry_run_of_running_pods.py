@@ -58,6 +58,19 @@ def would_change(daemon: ProxyProcess) -> list[tuple[str, str, str]]:
     return [(each["hook"], each["before"], each["after"]) for each in found]
 
 
+def wait_for_entries(daemon: ProxyProcess, wanted: list[tuple[str, str, str]]) -> None:
+    found: list[tuple[str, str, str]] = []
+
+    def are_there() -> bool:
+        found[:] = would_change(daemon)
+        return found == wanted
+
+    try:
+        wait_until(are_there, "the entries")
+    except TimeoutError as error:
+        raise AssertionError(f"{found}, not {wanted}") from error
+
+
 @pytest.mark.slow
 def test_a_changed_strategy_tells_what_it_would_change(daemons: Daemons, cgroup_files: CgroupFiles) -> None:
     daemon = daemons.prepare("[policies.group-identity]\nmode = 'dry-run'\n")
@@ -68,11 +81,11 @@ def test_a_changed_strategy_tells_what_it_would_change(daemons: Daemons, cgroup_
         cgroup_files.make(made.config.linux.cgroup_parent)
         made.run().create().start()
         created = [("pre_run_pod_sandbox", "", "-1"), ("pre_create_container", "", "-1")]
-        wait_until(lambda: would_change(daemon) == created, "the entries of the calls")
+        wait_for_entries(daemon, created)
         cgroup_files.write(made.config.linux.cgroup_parent, "cpu.bvt_warp_ns", "0\n")
         write_strategy(daemon, 1)
         changed = [("evaluate_pod", "0", "1"), ("evaluate_container", "", "1")]
-        wait_until(lambda: would_change(daemon)[2:] == changed, "the entries of the change")
+        wait_for_entries(daemon, created + changed)
         # What was told once is not told again.
         before = would_change(daemon)
         reload(daemon)

@@ -10,7 +10,7 @@ from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.views import PodView
-from runtimeproxy.ledger.answer_audit import MOST_ENTRIES, AnswerAudit
+from runtimeproxy.ledger.answer_audit import MOST_ENTRIES, MOST_IN_CALLS, AnswerAudit
 
 FIELD = "cgroup[cpu.shares]"
 
@@ -60,8 +60,21 @@ async def test_what_a_call_told_is_known() -> None:
     told.audit.on_entry(entry("1"))
     told.audit.on_entry(entry("7", AuditKind.CHANGED, uid="x"))
     assert await told.evaluate(entry("1")) == []
+    # Its sandbox is still being made.
+    told.audit.keep(())
+    assert await told.evaluate(entry("1")) == []
+    told.audit.keep(("u",))
     told.audit.keep(())
     assert await told.evaluate(entry("1")) == [("would-change", "", "1")]
+
+
+async def test_pods_whose_sandbox_is_never_made_are_forgotten() -> None:
+    told = Told()
+    for number in range(MOST_IN_CALLS + 1):
+        told.audit.on_entry(entry("1", uid=f"u-{number}"))
+    told.audit.keep(())
+    assert await told.evaluate(entry("1"), uid="u-0") == [("would-change", "", "1")]
+    assert await told.evaluate(entry("1"), uid="u-1") == []
 
 
 async def test_a_policy_that_fails_has_not_changed_its_answer() -> None:
