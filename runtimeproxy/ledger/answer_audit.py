@@ -56,7 +56,7 @@ class AnswerAudit:
         self._sinks = {AuditKind.WOULD_CHANGE: would_change, AuditKind.LEFT_OUT: left_out}
         self._now_s = clock
         self._told: dict[_Subject, dict[_Answer, str]] = {}
-        # Uids of pods that calls were told of, and that are not among the records yet; oldest first.
+        # Uids of pods that calls have told of since the last `keep` that had them; oldest first.
         self._in_calls: dict[str, None] = {}
         self._entries = 0
         self._more = Counter[tuple[AuditKind, str, Mode]]()
