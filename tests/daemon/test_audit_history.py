@@ -268,7 +268,10 @@ def test_files_and_rotations_are_read_with_and_without_the_daemon(daemons: Daemo
     assert f"read from {audit_file} and audit.jsonl.2.gz, audit.jsonl.1\n" in done.stderr
     while_down = entries(daemon)
     assert while_down[: len(while_up)] == while_up
-    assert [each["kind"] for each in while_down[len(while_up) :]] == ["stop"]
+    # The runtime makes no cgroups: the values that wait for their files are told with the next comparison.
+    *more, last = [each["kind"] for each in while_down[len(while_up) :]]
+    assert set(more) <= {"not-applied"}
+    assert last == "stop"
     pods = list(dict.fromkeys(each["pod"] for each in while_down if each["pod"]))
     assert pods == ["pod-1", "pod-2", "pod-3"]
     assert entries(daemon, "--pod", "default/pod-2", "--limit", "1")[0]["pod"] == "pod-2"
