@@ -76,7 +76,7 @@ class Late(Policy):
         if is_new:
             # Between `BUDGET_S`, when the reply goes without it, and twice that, when the program starts
             # without it: on a busy machine all of them lag.
-            time.sleep(2.3)
+            time.sleep(2.6)
         return ContainerChange(
             resources=ResourceChange(cpu_shares=777, cpu_quota_us=50000),
             cgroup={"cpu.cfs_burst_us": 7000},
