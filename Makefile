@@ -61,7 +61,7 @@ test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
 	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder -m "not slow" \
 		-o tmp_path_retention_policy=failed
 
-test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second event loop, long runs; 10 minutes
+test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second event loop, long runs; 11 minutes
 	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup -m slow \
 		-o tmp_path_retention_policy=failed
 
