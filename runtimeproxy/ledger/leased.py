@@ -286,7 +286,9 @@ class LeasedClaims:
         effect = "the sizes of pools follow from requests until an advisor claims"
         self._advice_file = StateFile(folder / ADVICE, effect, boot_id=boot_id, is_synced=False)
         self.files = (self._unrenewed_file, self._handed_over_file, self._advice_file)
+        # As saved.
         self._unrenewed: dict[str, float] = {}
+        self._is_renewed = asyncio.Event()
         # None: not known.
         self._saved_advice: dict[str, Any] | None = None
         self._failures = FailureLog(output=logger)
@@ -397,6 +399,7 @@ class LeasedClaims:
                 text = "claims of %s: another session has taken over"
                 logger.warning(text, owned.owner.name, extra={"owner": owned.owner.name})
             owned.lease = lease
+            self._note_renewal(request.owner)
             if owned.waiting_pods != request.waiting_pods:
                 owned.waiting_pods = request.waiting_pods
                 self.on_waiting()
@@ -455,7 +458,13 @@ class LeasedClaims:
                 text = "claims of %s: a session goes on from %d claims"
                 logger.info(text, name, len(owned.claims), extra={"owner": name})
             owned.lease = leases.taken_over(owned.lease, session, self.now_s())
+            self._note_renewal(name)
         return owned
+
+    def _note_renewal(self, name: str) -> None:
+        # Saved at once: otherwise a daemon that is killed now, again and again, ends the claims of a live manager.
+        if name in self._unrenewed:
+            self._is_renewed.set()
 
     async def _take(self, owned: OwnedClaims, request: ClaimsRequest) -> tuple[list[ClaimKey], list[Refused]]:
         """Changes the claims as far as they can be; returns what may have changed, and what is refused."""
@@ -656,7 +665,9 @@ class LeasedClaims:
     async def run(self) -> None:
         # Ends leases and holds, and catches up after the bypass, until it is cancelled.
         while True:
-            await asyncio.sleep(TICK_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_renewed.wait(), TICK_S)
+            self._is_renewed.clear()
             try:
                 await self.look()
             except Exception:  # a bug costs this check, not the next one

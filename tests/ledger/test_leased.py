@@ -36,6 +36,7 @@ from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, P
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import CgroupFiles
 from runtimeproxy.vocabulary import ClaimKey, ClaimLevel, Mode, PoolField, Role
+from tests.hooks.asking import until
 
 QUOTA, BURST, CPUS = "cpu.cfs_quota_us", "cpu.cfs_burst_us", "cpuset.cpus"
 CLASS = "/kubepods/besteffort"
@@ -431,6 +432,29 @@ async def test_a_manager_that_is_back_has_whole_leases_again(node: Node) -> None
     await node.restart()
     await node.pass_time(LEASE_S - 1)
     assert node.leased.owners["cpu-suppress"].phase is Phase.RESTORED
+    assert node.leased.owners["cpu-suppress"].lapses == 0
+
+
+async def test_kills_just_after_a_manager_is_back_do_not_count_against_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leased, "TICK_S", 3600.0)
+    await first(node, "cpu-suppress", suppress(50_000))
+    saved = node.folder / "state" / leased.UNRENEWED
+    for number in range(20):
+        await node.restart()
+        # It serves for 2 s without the manager.
+        await node.pass_time(2.0)
+        assert node.leased.owners["cpu-suppress"].phase is Phase.RESTORED
+        assert json.loads(saved.read_text()) == {"cpu-suppress": 3.0}
+        running = asyncio.get_running_loop().create_task(node.leased.run())
+        if number % 2:
+            await node.leased.take_over("cpu-suppress", "s")
+        else:
+            await node.leased.set(request("cpu-suppress", 1, [suppress(50_000)], is_whole=True))
+        await until(lambda: json.loads(saved.read_text()) == {})
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
     assert node.leased.owners["cpu-suppress"].lapses == 0
 
 
