@@ -462,7 +462,7 @@ class LeasedClaims:
         return owned
 
     def _note_renewal(self, name: str) -> None:
-        # Saved at once: otherwise a daemon that is killed now, again and again, ends the claims of a live manager.
+        # Saved at once: otherwise kills that come soon after it would end the claims of a live manager.
         if name in self._unrenewed:
             self._is_renewed.set()
 
