@@ -288,7 +288,7 @@ class LeasedClaims:
         self.files = (self._unrenewed_file, self._handed_over_file, self._advice_file)
         # As saved.
         self._unrenewed: dict[str, float] = {}
-        self._is_renewed = asyncio.Event()
+        self._wake = asyncio.Event()
         # None: not known.
         self._saved_advice: dict[str, Any] | None = None
         self._failures = FailureLog(output=logger)
@@ -398,8 +398,7 @@ class LeasedClaims:
             if owned.lease.session not in ("", request.session):
                 text = "claims of %s: another session has taken over"
                 logger.warning(text, owned.owner.name, extra={"owner": owned.owner.name})
-            owned.lease = lease
-            self._note_renewal(request.owner)
+            self._renew(owned, lease)
             if owned.waiting_pods != request.waiting_pods:
                 owned.waiting_pods = request.waiting_pods
                 self.on_waiting()
@@ -457,14 +456,14 @@ class LeasedClaims:
             if session != owned.lease.session:
                 text = "claims of %s: a session goes on from %d claims"
                 logger.info(text, name, len(owned.claims), extra={"owner": name})
-            owned.lease = leases.taken_over(owned.lease, session, self.now_s())
-            self._note_renewal(name)
+            self._renew(owned, leases.taken_over(owned.lease, session, self.now_s()))
         return owned
 
-    def _note_renewal(self, name: str) -> None:
-        # Saved at once: otherwise kills that come soon after it would end the claims of a live manager.
-        if name in self._unrenewed:
-            self._is_renewed.set()
+    def _renew(self, owned: OwnedClaims, lease: Lease) -> None:
+        if leases.unrenewed_s(owned.lease, self.now_s()) is not None:
+            # Saved at once: otherwise kills that come soon after it would end the claims of a live manager.
+            self._wake.set()
+        owned.lease = lease
 
     async def _take(self, owned: OwnedClaims, request: ClaimsRequest) -> tuple[list[ClaimKey], list[Refused]]:
         """Changes the claims as far as they can be; returns what may have changed, and what is refused."""
@@ -666,8 +665,9 @@ class LeasedClaims:
         # Ends leases and holds, and catches up after the bypass, until it is cancelled.
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_renewed.wait(), TICK_S)
-            self._is_renewed.clear()
+                async with asyncio.timeout(TICK_S):
+                    await self._wake.wait()
+            self._wake.clear()
             try:
                 await self.look()
             except Exception:  # a bug costs this check, not the next one
