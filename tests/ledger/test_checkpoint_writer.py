@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import checkpoint
 from runtimeproxy.ledger.checkpoint import MOST_IN_A_BATCH, MOST_NOTED, CheckpointWriter
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
-from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
+from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointError, CheckpointFile
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
 from runtimeproxy.pods.store import PodStore
 from tests.lab.deadline import wait_until
@@ -83,7 +83,10 @@ async def on_disk(folder: Path, count: int) -> None:
     """Waits until so many containers are saved."""
 
     def are_there() -> bool:
-        return (folder / FILE_NAME).exists() and len(saved(folder).containers) == count
+        # While it is being made it may be locked.
+        with suppress(CheckpointError):
+            return (folder / FILE_NAME).exists() and len(saved(folder).containers) == count
+        return False
 
     await asyncio.to_thread(wait_until, are_there, f"{count} saved containers")
 
