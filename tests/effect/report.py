@@ -65,6 +65,7 @@ def table(measurements: Sequence[Measurement]) -> str:
         each.cores.system + each.cores.bench
     )
     figures["idle CPUs"] = lambda each: each.cores.idle
+    figures["CPU that the hypervisor takes (steal), ms/s"] = lambda each: each.cores.steal * 1e3
     figures["CPU of the product, ms/s"] = lambda each: each.cores.product * 1e3
     figures["waits of the LS pod (full), ms/s"] = _full_ms
     for name, figure in figures.items():

@@ -118,11 +118,16 @@ class QuietHistory:
         loads.setdefault((kind, load_of(used_cores)), _Quiet()).add(waited, wall_s)
 
     def usual(self, workload: str, kind: WaitKind, used_cores: float) -> float | None:
-        """Return what it waits at this load while BE pods are quiet, in thousandths; None: not known yet."""
-        quiet = self._of(workload, kind, used_cores)
-        if quiet is None or quiet.seconds < ENOUGH_S:
-            return None
-        return quiet.histogram.percentile(USUAL) or 0.0
+        """Return what it waits at this load while BE pods are quiet, in thousandths; None: not known yet.
+
+        A load that is not known waits as long as the next smaller one that is, at least.
+        """
+        loads = self._by_workload.get(workload, {})
+        for load in range(load_of(used_cores), -1, -1):
+            quiet = loads.get((kind, load))
+            if quiet is not None and quiet.seconds >= ENOUGH_S:
+                return quiet.histogram.percentile(USUAL) or 0.0
+        return None
 
     def _of(self, workload: str, kind: WaitKind, used_cores: float) -> _Quiet | None:
         return self._by_workload.get(workload, {}).get((kind, load_of(used_cores)))
@@ -131,14 +136,15 @@ class QuietHistory:
         """Return the target at this load."""
         limits = LIMITS[kind]
         usual = self.usual(workload, kind, used_cores)
-        if usual is None:
-            quiet = self._of(workload, kind, used_cores)
-            known = quiet.seconds if quiet is not None else 0
+        quiet = self._of(workload, kind, used_cores)
+        known = quiet.seconds if quiet is not None else 0
+        if usual is None or (known < ENOUGH_S and MARGIN * usual <= limits.default):
             return WaitTarget(limits.default, f"default: {known} of {ENOUGH_S} quiet seconds at this load")
         most = max(limits.most, LEAST_MARGIN * usual)
         target = min(max(MARGIN * usual, limits.least), most)
         margin = LEAST_MARGIN if target > limits.most else MARGIN
-        return WaitTarget(target, f"{margin:g} x {usual:.1f}, usual while BE pods are quiet")
+        where = "" if known >= ENOUGH_S else ", with less load"
+        return WaitTarget(target, f"{margin:g} x {usual:.1f}, usual while BE pods are quiet{where}")
 
     def saved(self) -> dict[str, Any]:
         """As JSON has it."""
