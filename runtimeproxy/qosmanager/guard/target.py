@@ -120,30 +120,31 @@ class QuietHistory:
     def usual(self, workload: str, kind: WaitKind, used_cores: float) -> float | None:
         """Return what it waits at this load while BE pods are quiet, in thousandths; None: not known yet.
 
-        A load that is not known waits as long as the next smaller one that is, at least.
+        Where this load is not known, it is that of the next smaller one that is: more load waits no less.
+        Else of the next larger one: who waits uses less, and so seems to have less load.
         """
-        loads = self._by_workload.get(workload, {})
-        for load in range(load_of(used_cores), -1, -1):
-            quiet = loads.get((kind, load))
+        load = load_of(used_cores)
+        for each in (*range(load, -1, -1), load + 1):
+            quiet = self._of(workload, kind, each)
             if quiet is not None and quiet.seconds >= ENOUGH_S:
                 return quiet.histogram.percentile(USUAL) or 0.0
         return None
 
-    def _of(self, workload: str, kind: WaitKind, used_cores: float) -> _Quiet | None:
-        return self._by_workload.get(workload, {}).get((kind, load_of(used_cores)))
+    def _of(self, workload: str, kind: WaitKind, load: int) -> _Quiet | None:
+        return self._by_workload.get(workload, {}).get((kind, load))
 
     def target(self, workload: str, kind: WaitKind, used_cores: float) -> WaitTarget:
-        """Return the target at this load."""
+        """Return the target at this load; by another load it is not below the default."""
         limits = LIMITS[kind]
         usual = self.usual(workload, kind, used_cores)
-        quiet = self._of(workload, kind, used_cores)
+        quiet = self._of(workload, kind, load_of(used_cores))
         known = quiet.seconds if quiet is not None else 0
         if usual is None or (known < ENOUGH_S and MARGIN * usual <= limits.default):
             return WaitTarget(limits.default, f"default: {known} of {ENOUGH_S} quiet seconds at this load")
         most = max(limits.most, LEAST_MARGIN * usual)
         target = min(max(MARGIN * usual, limits.least), most)
         margin = LEAST_MARGIN if target > limits.most else MARGIN
-        where = "" if known >= ENOUGH_S else ", with less load"
+        where = "" if known >= ENOUGH_S else ", at another load"
         return WaitTarget(target, f"{margin:g} x {usual:.1f}, usual while BE pods are quiet{where}")
 
     def saved(self) -> dict[str, Any]:

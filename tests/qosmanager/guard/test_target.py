@@ -71,14 +71,15 @@ def test_loads_workloads_and_kinds_are_apart() -> None:
 @pytest.mark.parametrize(
     ("usual", "used", "expected", "source"),
     [
-        pytest.param(300.0, 2.0, 300.0 * 1.1, "with less load", id="the-next-load"),
-        pytest.param(300.0, 64.0, 300.0 * 1.1, "with less load", id="a-much-larger-one"),
-        pytest.param(30.0, 2.0, 30.0 * 1.3, "with less load", id="within-the-limits"),
+        pytest.param(300.0, 2.0, 300.0 * 1.1, "at another load", id="the-next-larger-one"),
+        pytest.param(300.0, 64.0, 300.0 * 1.1, "at another load", id="a-much-larger-one"),
+        pytest.param(300.0, 0.9, 300.0 * 1.1, "at another load", id="the-next-smaller-one"),
+        pytest.param(300.0, 0.4, 20.0, "default", id="a-much-smaller-one"),
+        pytest.param(30.0, 2.0, 30.0 * 1.3, "at another load", id="within-the-limits"),
         pytest.param(10.0, 2.0, 20.0, "default", id="no-less-than-the-default"),
-        pytest.param(300.0, 0.9, 20.0, "default", id="less-load-waits-less"),
     ],
 )
-def test_a_load_that_is_not_known_waits_as_long_as_a_smaller_one(
+def test_a_load_that_is_not_known_has_the_target_of_another_one(
     usual: float, used: float, expected: float, source: str
 ) -> None:
     """A service at the edge of two loads, of which one is known, is not over its target each other second."""
@@ -92,10 +93,11 @@ def test_a_load_that_is_not_known_waits_as_long_as_a_smaller_one(
 
 def test_the_next_smaller_load_that_is_known_counts() -> None:
     history = learnt({30.0: 60}, used=1.0)
-    for _ in range(60):
-        history.add("web", WaitKind.PRESSURE, 2.0, 100.0, 1_000.0)
+    for used, waited in ((2.0, 100.0), (16.0, 300.0)):
+        for _ in range(60):
+            history.add("web", WaitKind.PRESSURE, used, waited, 1_000.0)
     assert 110.0 <= history.target("web", WaitKind.PRESSURE, 8.0).waited <= 110.0 * 1.15
-    # An annotation asks for no less than is usual, also where only a smaller load is known.
+    # An annotation asks for no less than is usual, also where only another load is known.
     usual = history.usual("web", WaitKind.PRESSURE, 8.0)
     assert annotated(WaitKind.PRESSURE, 8.0, usual).waited >= 110.0
 
