@@ -1,6 +1,6 @@
 """The law: from what pods feel to the bound on all BE pods, in millicores. Pure.
 
-A pod's error is the median of its last waits over its target; the largest one of all pods decides.
+A pod's error is the median of its last waits over their targets; the largest one of all pods decides.
 """
 
 from __future__ import annotations

@@ -91,6 +91,8 @@ class WaitSample(NamedTuple):
 
     at_s: float
     waited: float
+    target: float
+    """At the load of that second; above 0."""
 
 
 class RecentWaits(NamedTuple):
@@ -104,10 +106,13 @@ class RecentWaits(NamedTuple):
         before = self.samples if kind is self.kind else ()
         return RecentWaits(kind, (*before, sample)[-SAMPLES:])
 
-    def median(self, now_s: float) -> float | None:
-        """The median of the last three samples; None with fewer of the last seconds."""
-        waits = sorted(each.waited for each in self.samples if each.at_s > now_s - KEPT_S)
-        return waits[SAMPLES // 2] if len(waits) == SAMPLES else None
+    def error(self, now_s: float) -> float | None:
+        """The median of the last three samples over their targets; None with fewer of the last seconds.
+
+        Each second counts by its own target: a pod at the edge of two loads has now the one, now the other.
+        """
+        errors = sorted(each.waited / each.target for each in self.samples if each.at_s > now_s - KEPT_S)
+        return errors[SAMPLES // 2] if len(errors) == SAMPLES else None
 
 
 NS: Final = 1_000_000_000

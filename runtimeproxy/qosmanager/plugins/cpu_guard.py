@@ -309,7 +309,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
                 quiet_s = now_s
             allowed, learnt = _allowed(state.history, before, pod, kind, used, now_s)
             pods[pod.uid] = before._replace(
-                waits=before.waits.after(kind, WaitSample(second.at_s, second.waited)),
+                waits=before.waits.after(kind, WaitSample(second.at_s, second.waited, allowed.waited)),
                 read_s=second.at_s,
                 used_cores=used,
                 missing=None,
@@ -564,10 +564,7 @@ def _begun(state: GuardState, snapshot: Snapshot) -> GuardState:
 
 
 def _error(pod: PodState, now_s: float) -> float | None:
-    if pod.allowed is None or pod.read_s <= now_s - LOOK_BACK_S:
-        return None
-    median = pod.waits.median(now_s)
-    return None if median is None else median / pod.allowed.waited
+    return pod.waits.error(now_s) if pod.read_s > now_s - LOOK_BACK_S else None
 
 
 def _waits(state: GuardState) -> Iterator[tuple[str, tuple[float, float]]]:

@@ -49,25 +49,31 @@ def test_which_seconds_count(changes: dict[str, Any], expected: NoSample | None)
 
 
 @pytest.mark.parametrize(
-    ("waits", "now_s", "expected"),
+    ("samples", "now_s", "expected"),
     [
-        ([(1.0, 5.0), (2.0, 9.0)], 3.0, None),
-        ([(1.0, 5.0), (2.0, 9.0), (3.0, 1.0)], 3.0, 5.0),
-        ([(1.0, 5.0), (2.0, 9.0), (3.0, 1.0), (4.0, 8.0)], 4.0, 8.0),
-        ([(1.0, 5.0), (2.0, 9.0), (3.0, 1.0)], 11.5, None),
+        ([(1.0, 5.0, 10.0), (2.0, 9.0, 10.0)], 3.0, None),
+        ([(1.0, 5.0, 10.0), (2.0, 9.0, 10.0), (3.0, 1.0, 10.0)], 3.0, 0.5),
+        ([(1.0, 5.0, 10.0), (2.0, 9.0, 10.0), (3.0, 1.0, 10.0), (4.0, 8.0, 10.0)], 4.0, 0.8),
+        ([(1.0, 5.0, 10.0), (2.0, 9.0, 10.0), (3.0, 1.0, 10.0)], 11.5, None),
+        # At the edge of two loads: as much as is usual at each is never too much.
+        ([(1.0, 400.0, 421.0), (2.0, 390.0, 421.0), (3.0, 19.0, 20.0)], 3.0, 19.0 / 20.0),
+        ([(1.0, 19.0, 20.0), (2.0, 18.0, 20.0), (3.0, 400.0, 421.0)], 3.0, 19.0 / 20.0),
+        ([(1.0, 400.0, 421.0), (2.0, 40.0, 20.0), (3.0, 50.0, 20.0)], 3.0, 2.0),
     ],
 )
-def test_the_median_of_three(waits: list[tuple[float, float]], now_s: float, expected: float | None) -> None:
+def test_the_error_is_the_median_of_three(
+    samples: list[tuple[float, float, float]], now_s: float, expected: float | None
+) -> None:
     recent = RecentWaits(WaitKind.PRESSURE)
-    for each in waits:
+    for each in samples:
         recent = recent.after(WaitKind.PRESSURE, WaitSample(*each))
-    assert recent.median(now_s) == expected
+    assert recent.error(now_s) == expected
 
 
 def test_samples_of_another_kind_begin_anew() -> None:
-    waits = RecentWaits(WaitKind.PRESSURE, (WaitSample(1.0, 5.0), WaitSample(2.0, 5.0)))
-    assert waits.after(WaitKind.RUN_DELAY, WaitSample(3.0, 90.0)) == RecentWaits(
-        WaitKind.RUN_DELAY, (WaitSample(3.0, 90.0),)
+    waits = RecentWaits(WaitKind.PRESSURE, (WaitSample(1.0, 5.0, 20.0), WaitSample(2.0, 5.0, 20.0)))
+    assert waits.after(WaitKind.RUN_DELAY, WaitSample(3.0, 90.0, 200.0)) == RecentWaits(
+        WaitKind.RUN_DELAY, (WaitSample(3.0, 90.0, 200.0),)
     )
 
 
