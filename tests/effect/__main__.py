@@ -214,7 +214,8 @@ def main() -> None:
     parser.add_argument(
         "--ways",
         default=",".join(NAMES),
-        help="others: suppress:THRESHOLD-PERCENT, feedback:TARGET-MS; bound:MILLICORES, cpus:NUMBER, idle",
+        help="others: suppress:THRESHOLD-PERCENT, feedback:TARGET-MS; watch; bound:MILLICORES, cpus:NUMBER, "
+        "idle, idle-pods",
     )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement")

@@ -168,8 +168,10 @@ class Node:
                 words: tuple[str, ...] = ("burn", str(self.out / f"system-{index}"), str(self._amounts.unit))
             else:
                 words = ("regular", str(percent / 100))
-            command = (str(debian_program("python3")), workloads.__file__, *words)
-            self._system.append(subprocess.Popen(command, preexec_fn=partial(join, SYSTEM)))  # noqa: PLW1509
+            process = subprocess.Popen((str(debian_program("python3")), workloads.__file__, *words))
+            self._system.append(process)
+            # Not by preexec_fn: that needs a whole fork, which the threads of gRPC may not survive.
+            join(SYSTEM, process.pid)
 
     def problems(self) -> list[str]:
         """What no longer runs."""
@@ -256,10 +258,10 @@ def frames(progress: Path) -> int:
     return int(found[-1]) if found else 0
 
 
-def join(cgroup: str) -> None:
-    """Puts this process into a cgroup of `own_cgroups`."""
+def join(cgroup: str, pid: int) -> None:
+    """Puts a process into a cgroup of `own_cgroups`."""
     for controller in ("cpu", "cpuacct"):
-        cgroup_v1.file(controller, cgroup, "cgroup.procs").write_text(str(os.getpid()))
+        cgroup_v1.file(controller, cgroup, "cgroup.procs").write_text(str(pid))
 
 
 @contextmanager
@@ -277,10 +279,10 @@ def own_cgroups(times: int) -> Iterator[None]:
             # Kernels without CONFIG_RT_GROUP_SCHED have no such file, and need none.
             if (limit := cgroup_v1.file("cpu", BENCH, "cpu.rt_runtime_us")).exists():
                 limit.write_text(str(_RT_RUNTIME_US))
-        join(BENCH)
+        join(BENCH, os.getpid())
         yield
     finally:
-        join("/")
+        join("/", os.getpid())
         for cgroup in (SYSTEM, BENCH, PRODUCT):
             cgroup_v1.kill_processes(cgroup)
             for controller in ("cpu", "cpuacct"):

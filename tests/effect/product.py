@@ -47,8 +47,11 @@ class Way:
 
     With a number behind a colon: the threshold of `suppress` in percent, the target of `feedback` in ms/s.
 
+    Or `watch`: a guard that changes nothing.
+
     Or one of `LEVERS`, without the product: to see what another law could reach. `bound`: a quota of the BE
-    class in millicores; `cpus`: so many CPUs for it; `idle`: `cpu.idle` of the class itself.
+    class in millicores; `cpus`: so many CPUs for it; `idle`: `cpu.idle` of the class itself; `idle-pods`: of
+    its pods.
     """
 
     text: str
@@ -74,8 +77,12 @@ class Way:
                 "cpuSuppressPolicy": "cfsQuota",
             }
             return {"resource-threshold-config": {"clusterStrategy": strategy}}
-        if self.name in ("protection", "feedback"):
-            strategy = {"enable": True, "feedback": self.name == "feedback"}
+        if self.name in ("protection", "feedback", WATCH):
+            strategy = {
+                "enable": True,
+                "feedback": self.name == "feedback",
+                "idlePods": self.name != WATCH,
+            }
             if self.number is not None:
                 strategy["targetPressureMilliseconds"] = int(self.number)
             return {"cpu-guard-config": {"clusterStrategy": strategy}}
@@ -84,7 +91,8 @@ class Way:
 
 NAMES: Final = ("alone", "nothing", "suppress", "protection", "feedback")
 BOUND: Final = "bound"
-LEVERS: Final = (BOUND, "cpus", "idle")
+WATCH: Final = "watch"
+LEVERS: Final = (BOUND, "cpus", "idle", "idle-pods")
 
 
 def way(text: str) -> Way:
@@ -92,7 +100,7 @@ def way(text: str) -> Way:
     found = Way(text)
     number = found.number
     takes_number = found.name in ("suppress", "feedback", BOUND, "cpus")
-    if found.name not in (*NAMES, *LEVERS) or (number is not None and not takes_number):
+    if found.name not in (*NAMES, WATCH, *LEVERS) or (number is not None and not takes_number):
         raise ValueError(text)
     if found.name == BOUND and (number is None or number < MIN_QUOTA_US / 100):
         raise ValueError(text)
@@ -148,10 +156,29 @@ def idle_class() -> Iterator[None]:
         cgroup_v1.file("cpu", BE_CLASS, "cpu.shares").write_text(shares)
 
 
-def lever(way: Way) -> AbstractContextManager[None]:
+@contextmanager
+def idle_be_pods(node: Node) -> Iterator[None]:
+    """Makes each BE pod an idle one, as the product does."""
+    _set_idle(node, "1")
+    try:
+        yield
+    finally:
+        _set_idle(node, "0")
+        for cgroup in node.batch:
+            cgroup_v1.file("cpu", cgroup, "cpu.shares").write_text(str(BE_POD_SHARES))
+
+
+def _set_idle(node: Node, text: str) -> None:
+    for cgroup in node.batch:
+        cgroup_v1.file("cpu", cgroup, "cpu.idle").write_text(text)
+
+
+def lever(way: Way, node: Node) -> AbstractContextManager[None]:
     """What a way of `LEVERS` does."""
     if way.name == "idle":
         return idle_class()
+    if way.name == "idle-pods":
+        return idle_be_pods(node)
     number = int(way.number or 0)
     return bounded(number) if way.name == BOUND else on_cpus(number)
 
@@ -218,7 +245,7 @@ class Product:
                 yield
             return
         if way.name in LEVERS:
-            with lever(way):
+            with lever(way, self._node):
                 yield
             return
         if not way.strategies:
@@ -238,6 +265,8 @@ class Product:
     def _wait(self, way: Way) -> None:
         if way.name == "suppress":
             self._until(lambda: be_quota_us() > 0, "a bound of the BE class")
+        elif way.name == WATCH:
+            self._until(lambda: bool(self.guard()), "a guard that answers")
         else:
             self._until(lambda: idle_pods(self._node) == len(self._node.batch), "BE pods that yield")
         if way.name == "feedback":
@@ -300,7 +329,7 @@ def way_problems(way: Way, node: Node, seconds: Sequence[Second]) -> list[str]:
     wants_bound = {"suppress": True, BOUND: True, "feedback": None}.get(way.name, False)
     if wants_bound is not None and bounded != wants_bound * len(seconds):
         problems.append(f"BE pods were bounded in {bounded} of {len(seconds)} s")
-    if idle != len(seconds) * (way.name in ("protection", "feedback")):
+    if idle != len(seconds) * (way.name in ("protection", "feedback", "idle-pods")):
         problems.append(f"all BE pods had cpu.idle in {idle} of {len(seconds)} s")
     if way.name == "feedback" and blind:
         problems.append(f"the guard was blind in {blind} of {len(seconds)} s")

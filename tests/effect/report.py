@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.effect.intervals import Estimate, estimate
-from tests.effect.product import LEVERS
+from tests.effect.product import LEVERS, WATCH
 from tests.effect.results import CURVE, PERCENTILES, Measurement
 
 ALONE: Final = "alone"
@@ -31,7 +31,7 @@ def report(measurements: Sequence[Measurement]) -> str:
 
 def _ways(measurements: Sequence[Measurement]) -> list[str]:
     found = {each.way for each in measurements}
-    order = ("alone", "nothing", *LEVERS, "suppress", "protection", "feedback")
+    order = ("alone", "nothing", *LEVERS, WATCH, "suppress", "protection", "feedback")
 
     def place(way: str) -> tuple[int, float]:
         name, _, number = way.partition(":")

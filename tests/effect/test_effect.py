@@ -191,10 +191,17 @@ def test_ways_with_numbers() -> None:
     suppress = way("suppress:80").strategies["resource-threshold-config"]["clusterStrategy"]
     assert suppress["cpuSuppressThresholdPercent"] == 80
     guard = way("feedback:12").strategies["cpu-guard-config"]["clusterStrategy"]
-    assert guard == {"enable": True, "feedback": True, "targetPressureMilliseconds": 12}
+    assert guard == {
+        "enable": True,
+        "feedback": True,
+        "idlePods": True,
+        "targetPressureMilliseconds": 12,
+    }
+    watch = way("watch").strategies["cpu-guard-config"]["clusterStrategy"]
+    assert watch == {"enable": True, "feedback": False, "idlePods": False}
     assert way("protection").strategies["cpu-guard-config"]["clusterStrategy"]["feedback"] is False
     assert not way("nothing").strategies
-    assert not any(way(text).strategies for text in ("bound:500", "cpus:1", "idle"))
+    assert not any(way(text).strategies for text in ("bound:500", "cpus:1", "idle", "idle-pods"))
     for text in (
         "alone:1",
         "other",
