@@ -296,6 +296,8 @@ class Metric(StrEnum):
 
     CPU_USAGE = "cpu_usage"
     """In cores."""
+    CPU_STEAL = "cpu_steal"
+    """Of the node only: CPU time that the hypervisor did not give although it was wanted, in cores."""
     CPU_LOAD = "cpu_load"
     """Mean number of tasks that run or wait for a CPU, over about a minute. The kernel tells it of the node
     only."""

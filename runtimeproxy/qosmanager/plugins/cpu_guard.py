@@ -101,6 +101,9 @@ MOST_NAMED: Final = 3
 PROBED: Final = 1.1
 """A second of a probe is quiet if BE pods use no more than so many times their floor: a quota is exceeded a
 little at times, and in dry-run there is none."""
+STEAL_S: Final = 10.0
+LEAST_STEAL_CORES: Final = 0.01
+"""A hypervisor that takes less, in the mean of so long, is not named."""
 _FILE: Final = "cpu-guard.json"
 _STARTED: Final = "cpu-guard-started.json"
 """The first start in a row of processes of which none lived until `FIRST_SAVING_S`, by CLOCK_MONOTONIC, which
@@ -189,6 +192,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need(Level.NODE, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
+            Need(Level.NODE, Metric.CPU_STEAL, STEAL_S),
             Need(Level.QOS_CLASS, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
             Need(Level.QOS_CLASS, Metric.CPU_PRESSURE, ASKED_S, is_fresh=True),
             Need(Level.POD, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
@@ -259,7 +263,8 @@ class CpuGuardPlugin(Plugin[GuardState]):
         problem = self._save(snapshot, state)
         if not problem:
             state = replace(state, saved_s=_saved_s(state, now_s))
-        notes = (said, *_waits_text(snapshot, state, errors), idle_said, slice_said, problem, state.problem)
+        waits = _waits_text(snapshot, state, errors)
+        notes = (said, *waits, _steal_text(snapshot), idle_said, slice_said, problem, state.problem)
         return Decision(
             state,
             claims,
@@ -730,6 +735,14 @@ def _waits_text(snapshot: Snapshot, state: GuardState, errors: Mapping[str, floa
             yield f"{word}: {len(pods) - MOST_NAMED} more pods"
     for uid in felt[:MOST_NAMED]:
         yield f"{_name(snapshot, uid)}: {_wait_text(state.pods[uid], errors[uid])}"
+
+
+def _steal_text(snapshot: Snapshot) -> str:
+    # A CPU that sleeps has to be given back by the hypervisor first; a busy one need not.
+    steal = snapshot.metrics.mean(NODE_CGROUP, Metric.CPU_STEAL, STEAL_S) or 0.0
+    if steal < LEAST_STEAL_CORES:
+        return ""
+    return f"the hypervisor takes {steal * 1_000:.0f} ms of CPU time a second (steal), which is in no wait"
 
 
 def _ineffective(state: GuardState) -> tuple[tuple[str, str, Mapping[str, float]], ...]:

@@ -180,11 +180,22 @@ def decode_pressure_of_hybrid(contents: Sequence[bytes]) -> Numbers:
 
 def decode_proc_stat(contents: Sequence[bytes]) -> Numbers:
     """/proc/stat: ticks of all CPUs, idle, iowait and steal not included."""
-    fields = contents[0][: contents[0].index(b"\n")].split()
-    if len(fields) < 8 or fields[0] != b"cpu":
-        raise ValueError("/proc/stat does not begin with all CPUs")
+    fields = _ticks(contents[0], 8)
     # User (which includes guest), nice, system, irq, softirq. Source: Koordinator pkg/koordlet/util/cpuinfo.
     return (sum(_number(fields[index]) for index in (1, 2, 3, 6, 7)),)
+
+
+def decode_steal(contents: Sequence[bytes]) -> Numbers:
+    """/proc/stat: ticks of all CPUs that the hypervisor took."""
+    return (_number(_ticks(contents[0], 9)[8]),)
+
+
+def _ticks(content: bytes, least: int) -> list[bytes]:
+    """The fields of the line of all CPUs, so many at least."""
+    fields = content[: content.index(b"\n")].split()
+    if len(fields) < least or fields[0] != b"cpu":
+        raise ValueError("/proc/stat does not begin with all CPUs")
+    return fields
 
 
 def decode_loadavg(contents: Sequence[bytes]) -> Numbers:
@@ -371,6 +382,14 @@ def node_sources(numa_nodes: Sequence[int]) -> tuple[FileGroup, ...]:
     of_numa = FileGroup((Metric.MEMORY_NUMA,), meminfos, decode_numa_meminfo, _as_floats)
     return (
         FileGroup((Metric.CPU_USAGE,), (("procfs", "stat"),), decode_proc_stat, rate=_cpu_rate(_TICKS_PER_S)),
+        # A group of its own: what a hypervisor counts may fall, and usage shall not be lost with it.
+        FileGroup(
+            (Metric.CPU_STEAL,),
+            (("procfs", "stat"),),
+            decode_steal,
+            rate=_cpu_rate(_TICKS_PER_S),
+            is_on_demand=True,
+        ),
         FileGroup((Metric.CPU_LOAD,), (("procfs", "loadavg"),), decode_loadavg, _load_of_loadavg),
         FileGroup(
             (*_MEMORY, Metric.MEMORY_FREE, Metric.MEMORY_TOTAL),

@@ -403,7 +403,8 @@ class Sampler:
 
     def _most_of(self, source: FileGroup) -> float:
         """No value of the group can be larger."""
-        return self._most_cores if Metric.CPU_USAGE in source.metrics else _MOST_BYTES
+        is_cores = source.metrics[0] in (Metric.CPU_USAGE, Metric.CPU_STEAL)
+        return self._most_cores if is_cores else _MOST_BYTES
 
     def _find(self, cgroup: str, metric: Metric) -> tuple[Ring, int] | None:
         """The ring that has the samples, and their column in it."""

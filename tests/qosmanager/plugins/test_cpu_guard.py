@@ -343,6 +343,15 @@ def test_what_is_said_of_each_pod() -> None:
     assert notes()["batch"].startswith("BE pods together: blind: nothing was read (1 pods): PSI is off; ")
 
 
+def test_what_the_hypervisor_takes_is_said() -> None:
+    node = Guarded()
+    for steal in (0.0, 0.018):
+        node.metrics.add(NODE_CGROUP, Metric.CPU_STEAL, steal)
+        assert "hypervisor" not in node.second(0.002).explanation
+    node.metrics.add(NODE_CGROUP, Metric.CPU_STEAL, 0.072)
+    assert "the hypervisor takes 30 ms of CPU time a second (steal)" in node.second(0.002).explanation
+
+
 def test_pods_that_wait_for_themselves_are_named() -> None:
     node = Guarded()
     node.seconds([0.04] * 4)

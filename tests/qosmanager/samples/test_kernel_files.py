@@ -33,6 +33,7 @@ from runtimeproxy.qosmanager.samples.kernel_files import (
     decode_pressure,
     decode_proc_stat,
     decode_schedstat,
+    decode_steal,
     node_sources,
     throttled_share,
 )
@@ -40,6 +41,7 @@ from runtimeproxy.qosmanager.snapshot import Metric
 
 NOT_IN_FILES_OF_CGROUPS = {
     *(Metric.CYCLES_PER_INSTRUCTION, Metric.CPU_LOAD, Metric.CPU_RUNNABLE, Metric.KSWAPD_STEAL),
+    Metric.CPU_STEAL,
     *(Metric.MEMORY_FREE, Metric.MEMORY_TOTAL, Metric.WATERMARK_SCALE, Metric.CPU_RUN_DELAY),
 }
 VMSTAT = b"nr_free_pages 7\npgsteal_kswapd 12\npgsteal_direct 3\n"
@@ -90,6 +92,7 @@ Decoder = Callable[[Sequence[bytes]], Numbers]
         (decode_pressure, [PRESSURE], (400, 100)),
         (decode_pressure, [PRESSURE.partition(b"full")[0]], (400,)),
         (decode_proc_stat, [STAT], (10 + 20 + 30 + 6 + 7,)),
+        (decode_steal, [STAT], (80,)),
         (decode_loadavg, [b"0.20 0.18 0.12 1/80 11206\n"], (20,)),
         (decode_loadavg, [b"123.45 0.18 0.12 1/80 11206\n"], (12_345,)),
         (decode_kswapd, [VMSTAT], (12,)),
@@ -123,6 +126,8 @@ def test_contents(decode: Decoder, contents: Sequence[bytes], expected: Numbers)
         (decode_pressure, [PRESSURE[:30]]),
         (decode_proc_stat, [b"cpu 1 2 3\n"]),
         (decode_proc_stat, [b"intr 1 2 3 4 5 6 7 8 9\n"]),
+        (decode_steal, [b"cpu 1 2 3 4 5 6 7\n"]),
+        (decode_steal, [b"cpu 1 2 3 4 5 6 7 -8 9\n"]),
         (decode_loadavg, [b"1 2 3 1/80 11206\n"]),
         (decode_loadavg, [b"-1.00 2 3 1/80 11206\n"]),
         (decode_kswapd, [b"pgsteal_direct 3\n"]),
@@ -208,6 +213,7 @@ def source_of(sources: Sequence[FileGroup], metric: Metric) -> FileGroup:
         (source_of(PRESSURE_SOURCES[2], Metric.IO_PRESSURE), (500_000, 100_000), 1.0, (0.5, 0.1)),
         (source_of(PRESSURE_SOURCES[2], Metric.CPU_PRESSURE), (1_200_000,), 1.0, (1.0,)),
         (source_of(node_sources([]), Metric.CPU_USAGE), (3 * os.sysconf("SC_CLK_TCK"),), 2.0, (1.5,)),
+        (source_of(node_sources([]), Metric.CPU_STEAL), (os.sysconf("SC_CLK_TCK"),), 2.0, (0.5,)),
         (source_of(node_sources([]), Metric.KSWAPD_STEAL), (9_000,), 2.0, (4_500.0,)),
         # A CPU runs one task half of the time, and on the average one and a half wait; the other one is idle.
         (

@@ -93,6 +93,19 @@ def test_the_node(tree: Tree) -> None:
     assert {node: window.last for node, window in windows.items()} == {0: 0, 1: 1 << 30}
 
 
+@pytest.mark.parametrize(("later_s", "loss"), [(0.1, Loss.COUNTER_BACK), (1e9, Loss.IMPLAUSIBLE)])
+def test_what_the_hypervisor_takes_costs_no_sample_of_usage(tree: Tree, later_s: float, loss: Loss) -> None:
+    needs = [Need(Level.NODE, metric, 30) for metric in (Metric.CPU_USAGE, Metric.CPU_STEAL)]
+    tree.set_node(0.0, 0, steal_s=1.0)
+    tree.tick(*needs)
+    tree.set_node(2.0, 0, steal_s=1.5)
+    tree.tick(*needs)
+    assert last(tree, Metric.CPU_STEAL, NODE_CGROUP) == pytest.approx(0.5)
+    tree.set_node(3.0, 0, steal_s=later_s)
+    assert tree.tick(*needs).losses == {loss: 1}
+    assert last(tree, Metric.CPU_USAGE, NODE_CGROUP) == pytest.approx(1.0)
+
+
 def test_what_is_needed_in_each_pass_and_the_rest_in_turns(tree: Tree) -> None:
     for number in range(30):
         tree.cgroup(f"/kubepods/pod{number}")

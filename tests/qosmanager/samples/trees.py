@@ -113,12 +113,12 @@ class Tree:
         )
         self.targets: dict[str, Level] = {}
 
-    def set_node(self, used_s: float, used_bytes: int, some_us: int = 0) -> None:
+    def set_node(self, used_s: float, used_bytes: int, some_us: int = 0, steal_s: float = 0.0) -> None:
         """Of 1 TiB; half of what is used is page cache that can be dropped."""
-        ticks = round(used_s * TICKS_PER_S)
+        ticks, steal = round(used_s * TICKS_PER_S), round(steal_s * TICKS_PER_S)
         total, cache = 1 << 30, used_bytes // 2 // _KIB
         free = total - used_bytes // _KIB
-        (self.root / "proc/stat").write_text(f"cpu  {ticks} 0 0 5 5 0 0 0 0 0\ncpu0 0\n")
+        (self.root / "proc/stat").write_text(f"cpu  {ticks} 0 0 5 5 0 0 {steal} 0 0\ncpu0 0\n")
         (self.root / "proc/meminfo").write_text(
             f"MemTotal: {total} kB\nMemFree: {free} kB\nMemAvailable: {free + cache} kB\n"
             f"Inactive(file): {cache} kB\n"
