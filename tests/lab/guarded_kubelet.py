@@ -35,9 +35,15 @@ STRATEGIES: Final = {
 PERIOD_S: Final = 70.0
 """The kubelet writes to the cgroups of QoS classes each minute, and no event tells. Source: kubelet
 pkg/kubelet/cm/qos_container_manager_linux.go, periodicQOSCgroupUpdateInterval."""
-_OF_THE_MOMENT: Final = ("code = Canceled desc = context canceled", "containerd task is in unknown state")
-"""In texts of errors that a run has or has not: the kubelet's end has cut off a call, or cAdvisor has found
-the cgroup of a container that has no process yet. Source: cAdvisor container/containerd/handler.go."""
+_OF_THE_MOMENT: Final = (
+    "code = Canceled desc = context canceled",
+    "containerd task is in unknown state",
+    "container is already in removing state",
+    "code = NotFound desc = get container info",
+)
+"""In texts of errors that a run has or has not: the kubelet's end has cut off a call; cAdvisor has found the
+cgroup of a container that has no process yet (source: cAdvisor container/containerd/handler.go); the kubelet
+has removed a container twice at once, with the pod and as garbage (source: issue 131275 of Kubernetes)."""
 BE, LS = "batch", "web"
 """The names of pods begin so."""
 _WORKS: Final = {

@@ -40,6 +40,8 @@ def test_faults() -> None:
     assert report(3, 20, "usual", "new").faults(direct) == ["only with the guard: new"]
     assert report(3, 20, "Stop: rpc error: code = Canceled desc = context canceled").faults(direct) == []
     assert report(3, 20, "Failed: containerd task is in unknown state").faults(direct) == []
+    removed = "rpc error: code = NotFound desc = get container info: container * in namespace *: not found"
+    assert report(3, 20, f"Failed to remove container: {removed}").faults(direct) == []
     assert report(0, 19).faults(direct) == [
         "19 of 21 starts were beside idle pods",
         "no start was beside a bounded class",
