@@ -7,21 +7,27 @@ are made to yield. CPU suppress claims nothing while the guard sees what pods fe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
-from runtimeproxy.qos import KubeQoSClass, QoSClass
-from runtimeproxy.qosmanager.conditions import service_of
+from runtimeproxy.qos import QoSClass
+from runtimeproxy.qosmanager.guard.explanation import (
+    STEAL_S,
+    blind_reason,
+    pod_notes,
+    steal_text,
+    step_text,
+    unreadable,
+    waits_text,
+)
 from runtimeproxy.qosmanager.guard.law import (
     LawInputs,
     LawState,
-    LawStep,
     decide,
-    floor_of,
     given_back,
     is_held,
     probed,
@@ -29,18 +35,33 @@ from runtimeproxy.qosmanager.guard.law import (
 )
 from runtimeproxy.qosmanager.guard.lever import Position, held_bound, is_by_cpus, moved
 from runtimeproxy.qosmanager.guard.metrics import Figures, GuardCollector, PodFigures
+from runtimeproxy.qosmanager.guard.reading import (
+    ASKED_S,
+    be_cgroups,
+    be_cores,
+    be_waits,
+    distinct_pods,
+    has_cpu_bounds,
+    is_best_effort,
+    is_guarded,
+    is_throttled,
+    loads_of,
+    node_floor,
+    others_used,
+    second_of,
+    usage_of,
+    workload_of,
+)
 from runtimeproxy.qosmanager.guard.signal import (
-    BLIND_S,
-    SAMPLES,
     YOUNGEST_S,
     NoSample,
-    PodSecond,
     RecentWaits,
     WaitKind,
     WaitSample,
     is_blind,
     no_sample,
 )
+from runtimeproxy.qosmanager.guard.state import NEVER_S, GuardState, PodState
 from runtimeproxy.qosmanager.guard.target import (
     PROBE_S,
     QUIET_SHARE,
@@ -69,11 +90,9 @@ from runtimeproxy.qosmanager.plugin import (
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress, be_cpus, select_cpus
 from runtimeproxy.qosmanager.snapshot import (
     LOOK_BACK_S,
-    NODE_CGROUP,
     ContainerState,
     Level,
     Metric,
-    Node,
     Pod,
     Snapshot,
 )
@@ -92,23 +111,15 @@ FIRST_SAVING_S: Final = 90.0
 """What is learnt is saved so long after the start, when the first targets are known,"""
 SAVING_S: Final = 600.0
 """and then this often."""
-ASKED_S: Final = 10.0
-"""What BE pods ask for is the 95th percentile of so long."""
 LEARNT_S: Final = 10.0
 """A target that is learnt is computed anew this often."""
-MOST_NAMED: Final = 3
-"""Pods that an explanation names."""
 PROBED: Final = 1.1
 """A second of a probe is quiet if BE pods use no more than so many times their floor: a quota is exceeded a
 little at times, and in dry-run there is none."""
-STEAL_S: Final = 10.0
-LEAST_STEAL_CORES: Final = 0.01
-"""A hypervisor that takes less, in the mean of so long, is not named."""
 _FILE: Final = "cpu-guard.json"
 _STARTED: Final = "cpu-guard-started.json"
 """The first start in a row of processes of which none lived until `FIRST_SAVING_S`, by CLOCK_MONOTONIC, which
 goes on through restarts."""
-_GUARDED: Final = frozenset({QoSClass.LS, QoSClass.LSR, QoSClass.LSE})
 _TARGET_FIELDS: Final = {
     WaitKind.PRESSURE: "target_pressure_milliseconds",
     WaitKind.RUN_DELAY: "target_run_delay_percent",
@@ -118,7 +129,6 @@ _BATCH_CPU: Final = "kubernetes.io/batch-cpu"
 _FEATURE_IDLE: Final = "idle"
 _FEATURE_SLICE: Final = "slice"
 """Source: `Feature` of runtimeproxy.node.snapshot."""
-_NOTHING_S: Final = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,58 +140,6 @@ class CpuGuardOptions:
     (`cpu-guard-started.json`); empty: nowhere, and it is learnt anew by each process."""
     metrics_listen: str = ""
     """Address such as `127.0.0.1:9447` on which metrics are served for Prometheus; empty: none."""
-
-
-class PodState(NamedTuple):
-    """What is known of one guarded pod."""
-
-    waits: RecentWaits
-    seen_s: float = _NOTHING_S
-    """Since when it is known, by the monotonic clock."""
-    read_s: float = _NOTHING_S
-    """The last second that was judged."""
-    used_cores: float = 0.0
-    missing: NoSample | None = NoSample.NOTHING_READ
-    """Why the last second is no sample; None: it is one."""
-    allowed: WaitTarget | None = None
-    """Its target, since it has had a sample."""
-    learnt: tuple[WaitKind, int, float | None, float] | None = None
-    """The kind, the load and what the annotation asks for, of a target that is learnt or at least what is
-    usual; and until when it stands."""
-    kind: WaitKind = WaitKind.RUN_DELAY
-    """By what the last second was judged."""
-    workload: str = ""
-    """Of its namespace, name and containers."""
-    containers: int = -1
-    """How many those were."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardState:
-    """What is remembered from second to second."""
-
-    law: LawState = field(default_factory=LawState)
-    position: Position = field(default_factory=Position)
-    cpus: frozenset[int] = frozenset()
-    """Those of the position."""
-    pods: Mapping[str, PodState] = field(default_factory=dict)
-    """By uid."""
-    started_s: float | None = None
-    sampled_s: float = _NOTHING_S
-    """The last sample of any pod."""
-    is_seeing: bool = False
-    blind_s: float = _NOTHING_S
-    """Since when it is blind; at its start, see `_STARTED`."""
-    quiet_s: float = _NOTHING_S
-    probed_s: float = _NOTHING_S
-    saved_s: float = _NOTHING_S
-    step: LawStep | None = None
-    """The last decision; None while it is blind."""
-    problem: str = ""
-    """Why what was learnt before is not used."""
-    history: QuietHistory = field(default_factory=QuietHistory, compare=False)
-    """Changed in place."""
-    claims: tuple[Claim, ...] = ()
 
 
 class CpuGuardPlugin(Plugin[GuardState]):
@@ -245,7 +203,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
         if state.started_s is None:
             state = _begun(state, snapshot)
             state = replace(state, blind_s=self._first_start_s(now_s, state.law.bound))
-        guarded = [pod for pod in _named(snapshot.pods) if is_guarded(pod)]
+        guarded = [pod for pod in distinct_pods(snapshot.pods) if is_guarded(pod)]
         used, asked = be_cores(snapshot)
         state = self._sampled(snapshot, state, guarded, used)
         errors = {uid: error for uid, pod in state.pods.items() if (error := _error(pod, now_s)) is not None}
@@ -263,19 +221,19 @@ class CpuGuardPlugin(Plugin[GuardState]):
         problem = self._save(snapshot, state)
         if not problem:
             state = replace(state, saved_s=_saved_s(state, now_s))
-        waits = _waits_text(snapshot, state, errors)
-        notes = (said, *waits, _steal_text(snapshot), idle_said, slice_said, problem, state.problem)
+        waits = waits_text(snapshot, state, errors)
+        notes = (said, *waits, steal_text(snapshot), idle_said, slice_said, problem, state.problem)
         return Decision(
             state,
             claims,
             explanation="; ".join(filter(None, notes)),
             threads_of=_threads_of(snapshot, state, guarded) if strategy.feedback else (),
-            problem=_unreadable(snapshot, state, used) if strategy.feedback and not state.is_seeing else "",
+            problem=unreadable(snapshot, state, used) if strategy.feedback and not state.is_seeing else "",
             is_guarding=_is_guarding(state, now_s),
             waiting_pods=frozenset(
                 uid for uid, error in errors.items() if error > 1 and uid not in state.law.futile
             ),
-            pod_notes=_pod_notes(snapshot, state, errors, said),
+            pod_notes=pod_notes(snapshot, state, errors, said),
         )
 
     def _sampled(
@@ -289,7 +247,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
         pods: dict[str, PodState] = {}
         sampled_s, quiet_s = state.sampled_s, state.quiet_s
         throttled = {
-            cgroup for cgroup in snapshot.node.qos_cgroups.values() if _is_throttled(snapshot, cgroup)
+            cgroup for cgroup in snapshot.node.qos_cgroups.values() if is_throttled(snapshot, cgroup)
         }
         for pod in guarded:
             before = state.pods.get(pod.uid) or PodState(RecentWaits(WaitKind.PRESSURE), now_s)
@@ -335,14 +293,14 @@ class CpuGuardPlugin(Plugin[GuardState]):
     ) -> tuple[GuardState, str]:
         """The state with the next bound, and what is said of it."""
         now_s, cpus, strategy = snapshot.now_s, len(snapshot.node.cpus), snapshot.strategies.cpu_guard
-        floor = _floor(snapshot)
+        floor = node_floor(snapshot)
         state = replace(state, law=raised_to_floor(state.law, floor))
         if is_blind(now_s, state.sampled_s) or used is None or asked is None:
             blind_s = now_s if state.is_seeing else state.blind_s
             law, said = given_back(state.law, now_s, blind_s, cpus)
             state = replace(state, law=law, step=None, is_seeing=False, blind_s=blind_s)
             others = _others_text(snapshot, state)
-            return state, f"blind: {_blind_reason(snapshot, state, used)}; {said}{others}"
+            return state, f"blind: {blind_reason(snapshot, state, used)}; {said}{others}"
         law = state.law
         if not state.is_seeing and snapshot.be_limit_cores is not None:
             # CPU suppress ends its bound now: it goes on from there, or from its own if that bounds more.
@@ -362,18 +320,18 @@ class CpuGuardPlugin(Plugin[GuardState]):
                 errors=errors,
                 be_used=used * 1_000,
                 be_asked=asked * 1_000,
-                be_waits=_be_waits(snapshot),
-                others_used=_others_used(snapshot, used),
+                be_waits=be_waits(snapshot),
+                others_used=others_used(snapshot, used),
                 cpus=cpus,
                 floor=strategy.floor_millicores,
-                by_cpus=_has_cpu_bounds(snapshot.node),
+                by_cpus=has_cpu_bounds(snapshot.node),
                 moved_s=state.position.changed_s,
                 loads=loads_of(snapshot, law, errors),
             ),
         )
         # What it goes back to may be of a smaller floor.
         step = step._replace(state=raised_to_floor(step.state, floor))
-        return replace(state, law=step.state, step=step), _step_text(snapshot, step, used)
+        return replace(state, law=step.state, step=step), step_text(snapshot, step, used)
 
     def _first_start_s(self, now_s: float, bound: int | None) -> float:
         """Since when a bound that was found is held: else processes that soon end would keep it for good."""
@@ -423,130 +381,12 @@ def _allowed(
     return annotated(kind, asked, history.usual(before.workload, kind, used)), learnt
 
 
-def is_guarded(pod: Pod) -> bool:
-    """Whether a pod counts: LS, LSR and LSE pods, and those that have targets of their own."""
-    own = pod.cpu_guard
-    has_target = pod.qos is QoSClass.NONE and not (
-        own.target_pressure_milliseconds is None and own.target_run_delay_percent is None
-    )
-    is_be = pod.kube_qos is KubeQoSClass.BEST_EFFORT and pod.qos is QoSClass.NONE
-    return bool(pod.cgroup) and not is_be and (pod.qos in _GUARDED or has_target)
-
-
-def workload_of(pod: Pod) -> str:
-    """Return what a pod is one of: namespace, name without what controllers add, containers."""
-    return f"{service_of(pod)}:{','.join(sorted(each.name for each in pod.containers))}"
-
-
-def be_cores(snapshot: Snapshot) -> tuple[float | None, float | None]:
-    """Return what BE pods use now, and what they ask for: the 95th percentile of 10 s. None: not known."""
-    cgroups = _be_cgroups(snapshot)
-    now = [snapshot.metrics.window(each, Metric.CPU_USAGE, LOOK_BACK_S) for each in cgroups]
-    if cgroups and not any(now):
-        return None, None
-    longer = [snapshot.metrics.window(each, Metric.CPU_USAGE, ASKED_S) for each in cgroups]
-    return (
-        sum(each.avg for each in now if each is not None),
-        sum(each.p95 for each in longer if each is not None),
-    )
-
-
-def _has_cpu_bounds(node: Node) -> bool:
-    """Whether a bound of this node is whole CPUs, if it is large enough."""
-    return is_by_cpus(len(node.cpus) * 1_000, len(node.cpus), node.cpu_manager_policy)
-
-
-def _floor(snapshot: Snapshot) -> int:
-    """F, in millicores."""
-    floor, node = snapshot.strategies.cpu_guard.floor_millicores, snapshot.node
-    return floor_of(len(node.cpus), floor, by_cpus=_has_cpu_bounds(node))
-
-
-def _be_cgroups(snapshot: Snapshot) -> list[str]:
-    """The class of BE pods; where that is not known, all of them."""
-    cgroup = snapshot.node.qos_cgroups.get(KubeQoSClass.BEST_EFFORT)
-    return [cgroup] if cgroup else [pod.cgroup for pod in snapshot.pods if _is_best_effort(pod)]
-
-
 def _is_probed(snapshot: Snapshot, state: GuardState) -> bool:
     """Whether a probe held BE pods to their floor in the last second."""
     if not 1 < snapshot.now_s - state.probed_s < PROBE_S + 1:
         return False
-    used = [snapshot.metrics.last(each, Metric.CPU_USAGE, LOOK_BACK_S) for each in _be_cgroups(snapshot)]
-    return None not in used and sum(filter(None, used)) * 1_000 <= PROBED * _floor(snapshot)
-
-
-def _be_waits(snapshot: Snapshot) -> float | None:
-    cgroup = snapshot.node.qos_cgroups.get(KubeQoSClass.BEST_EFFORT, "")
-    window = snapshot.metrics.window(cgroup, Metric.CPU_PRESSURE, ASKED_S)
-    return window.avg if window is not None else None
-
-
-def _others_used(snapshot: Snapshot, be_cores: float) -> float | None:
-    """What all but BE pods use, in millicores; None: not known."""
-    window = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, LOOK_BACK_S)
-    return max(window.avg - be_cores, 0.0) * 1_000 if window is not None else None
-
-
-def loads_of(snapshot: Snapshot, law: LawState, errors: Mapping[str, float]) -> dict[str, float]:
-    """What the law asks of single pods: `LawInputs.loads`."""
-    wanted = {uid for uid, error in errors.items() if error > 1} | {law.bad_pod}
-    loads = {law.bad_pod: 0.0}
-    for pod in snapshot.pods:
-        if pod.uid in wanted:
-            loads.pop(pod.uid, None)
-            window = snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, ASKED_S)
-            if window is not None:
-                loads[pod.uid] = window.avg * 1_000
-    return loads
-
-
-def second_of(
-    snapshot: Snapshot, pod: Pod, throttled: Collection[str] = ()
-) -> tuple[WaitKind, PodSecond | None]:
-    """Return what was read of a pod in the last pass, by pressure if there is any; None: nothing.
-
-    Args:
-        snapshot: Of now.
-        pod: Of it.
-        throttled: The cgroups of QoS classes that were, in that second.
-    """
-    metrics = snapshot.metrics
-    kind, scale = WaitKind.PRESSURE, 1_000.0
-    timed = metrics.timed(pod.cgroup, Metric.CPU_PRESSURE_FULL, ASKED_S / 2)
-    if not timed:
-        kind = WaitKind.RUN_DELAY
-        timed = metrics.timed(pod.cgroup, Metric.CPU_RUN_DELAY, ASKED_S / 2)
-    if not timed:
-        return kind, None
-    at_s, waited = timed[-1]
-    return kind, PodSecond(
-        at_s=at_s,
-        elapsed_s=at_s - timed[-2][0] if len(timed) > 1 else None,
-        waited=waited * scale,
-        used_cores=metrics.last(pod.cgroup, Metric.CPU_USAGE, LOOK_BACK_S),
-        # Throttling is a wait, too: without any nothing was throttled.
-        is_throttled=waited > 0 and _is_pod_throttled(snapshot, pod, throttled),
-        age_s=snapshot.wall_s - pod.created_s if pod.created_s is not None else None,
-        is_boosted=pod.is_boosted,
-        is_bounded=pod.kube_qos is KubeQoSClass.BEST_EFFORT,
-    )
-
-
-def _is_pod_throttled(snapshot: Snapshot, pod: Pod, throttled: Collection[str]) -> bool:
-    """Whether a pod, a container of it or a class above was. Containers without a quota are not asked."""
-    if any(pod.cgroup.startswith(f"{each}/") for each in throttled):
-        return True
-    limited = [each for each in pod.containers if each.cgroup and each.cpu_quota_us != UNLIMITED]
-    if not limited and pod.containers:
-        return False
-    return _is_throttled(snapshot, pod.cgroup) or any(
-        _is_throttled(snapshot, each.cgroup) for each in limited
-    )
-
-
-def _is_throttled(snapshot: Snapshot, cgroup: str) -> bool:
-    return bool(snapshot.metrics.last(cgroup, Metric.CPU_THROTTLED, LOOK_BACK_S))
+    used = [snapshot.metrics.last(each, Metric.CPU_USAGE, LOOK_BACK_S) for each in be_cgroups(snapshot)]
+    return None not in used and sum(filter(None, used)) * 1_000 <= PROBED * node_floor(snapshot)
 
 
 def _begun(state: GuardState, snapshot: Snapshot) -> GuardState:
@@ -564,7 +404,7 @@ def _begun(state: GuardState, snapshot: Snapshot) -> GuardState:
         quiet_s=now_s,
         saved_s=now_s - SAVING_S + FIRST_SAVING_S,
         # Nothing is known of its effect, which may be seen within a minute.
-        law=LawState(bound=bound, decreased_s=now_s if bound is not None else _NOTHING_S),
+        law=LawState(bound=bound, decreased_s=now_s if bound is not None else NEVER_S),
     )
 
 
@@ -583,7 +423,7 @@ def _moved(snapshot: Snapshot, state: GuardState) -> GuardState:
     node, now_s = snapshot.node, snapshot.now_s
     bound = state.law.bound
     if state.is_seeing and now_s - state.probed_s < PROBE_S:
-        bound = probed(state.law, _floor(snapshot))
+        bound = probed(state.law, node_floor(snapshot))
     by_cpus = bound is not None and is_by_cpus(bound, len(node.cpus), node.cpu_manager_policy)
     position = moved(state.position, bound, by_cpus=by_cpus, now_s=now_s)
     allowed = be_cpus(node, snapshot.pods)
@@ -614,15 +454,6 @@ def _bounds(snapshot: Snapshot, state: GuardState, reason: str) -> Iterator[Clai
         yield Claim(BE_CLASS, CPUS, Role.AT_MOST, format_cpu_list(cpus), reason=reason)
 
 
-def _named(pods: Iterable[Pod]) -> Iterable[Pod]:
-    """Pods that can be claimed for, each once: one may have two sandboxes that are ready for a moment."""
-    return {pod.uid: pod for pod in pods if pod.uid}.values()
-
-
-def _is_best_effort(pod: Pod) -> bool:
-    return pod.kube_qos is KubeQoSClass.BEST_EFFORT and pod.qos not in _GUARDED
-
-
 def _idle_claims(snapshot: Snapshot, has_guarded: bool) -> tuple[list[Claim], str]:
     """The claims that make BE pods yield, and why there are none."""
     if not snapshot.strategies.cpu_guard.idle_pods or not has_guarded:
@@ -632,8 +463,8 @@ def _idle_claims(snapshot: Snapshot, has_guarded: bool) -> tuple[list[Claim], st
     claims: list[Claim] = []
     if snapshot.strategies.cpu_guard.class_idle:
         claims.append(Claim(BE_CLASS, IDLE, Role.SET, 1, reason="the class yields to LS pods: classIdle"))
-    for pod in _named(snapshot.pods):
-        if not _is_best_effort(pod) or not _is_running(pod):
+    for pod in distinct_pods(snapshot.pods):
+        if not is_best_effort(pod) or not _is_running(pod):
             continue
         target, reason = Target(Level.POD, pod.uid), "BE pods yield to LS pods"
         # Batch resources give weights, and the kernel refuses those of an idle cgroup.
@@ -664,7 +495,8 @@ def _slice_claims(snapshot: Snapshot, state: GuardState, guarded: Sequence[Pod])
     # Those that have them keep them, then the busiest ones.
     had = {each.target.id for each in state.claims if each.field == SLICE}
     pods = sorted(
-        filter(_is_running, guarded), key=lambda pod: (pod.uid not in had, -_used(snapshot, pod), pod.uid)
+        filter(_is_running, guarded),
+        key=lambda pod: (pod.uid not in had, -usage_of(snapshot, pod), pod.uid),
     )
     claims = [
         Claim(Target(Level.POD, pod.uid), SLICE, Role.SET, SLICE_US, reason="LS pods get a CPU sooner")
@@ -674,14 +506,10 @@ def _slice_claims(snapshot: Snapshot, state: GuardState, guarded: Sequence[Pod])
     return claims, f"short slices of {MOST_SLICED} pods at most: {left} have none" if left else ""
 
 
-def _used(snapshot: Snapshot, pod: Pod) -> float:
-    return snapshot.metrics.last(pod.cgroup, Metric.CPU_USAGE, LOOK_BACK_S) or 0.0
-
-
 def _threads_of(snapshot: Snapshot, state: GuardState, guarded: Sequence[Pod]) -> tuple[str, ...]:
     """The pods without pressure, the busiest ones first."""
     found = [
-        (-_used(snapshot, pod), pod.cgroup)
+        (-usage_of(snapshot, pod), pod.cgroup)
         for pod in guarded
         if pod.uid not in state.pods or state.pods[pod.uid].kind is not WaitKind.PRESSURE
     ]
@@ -697,7 +525,7 @@ def _figures(snapshot: Snapshot, state: GuardState) -> Figures:
         error=step.error if step is not None else None,
         bound=law.bound,
         bad=law.bad,
-        floor=_floor(snapshot),
+        floor=node_floor(snapshot),
         pods=[
             PodFigures(
                 names[uid].namespace,
@@ -714,114 +542,6 @@ def _figures(snapshot: Snapshot, state: GuardState) -> Figures:
     )
 
 
-# --- texts --------------------------------------------------------------------------------------------------
-
-
-def _step_text(snapshot: Snapshot, step: LawStep, used: float) -> str:
-    bound = "none" if step.state.bound is None else f"{step.state.bound}m"
-    bad = "" if step.state.bad is None else f", B_bad {step.state.bad}m"
-    error = "none" if step.error is None else f"{step.error:.2f}"
-    driver = f" of {_name(snapshot, step.driver)}" if step.driver else ""
-    values = f"E {error}{driver}, B {bound}{bad}, F {_floor(snapshot)}m, BE pods use {used * 1_000:.0f}m"
-    return f"rule {step.rule}: {step.reason}; {values}"
-
-
-def _waits_text(snapshot: Snapshot, state: GuardState, errors: Mapping[str, float]) -> Iterator[str]:
-    felt = sorted((uid for uid, error in errors.items() if error > 0), key=lambda each: (-errors[each], each))
-    for word, why, pods in _ineffective(state):
-        for uid, until_s in sorted(pods.items())[:MOST_NAMED]:
-            yield f"{word}: {_name(snapshot, uid)} for {until_s - snapshot.now_s:.0f} s: {why}"
-        if len(pods) > MOST_NAMED:
-            yield f"{word}: {len(pods) - MOST_NAMED} more pods"
-    for uid in felt[:MOST_NAMED]:
-        yield f"{_name(snapshot, uid)}: {_wait_text(state.pods[uid], errors[uid])}"
-
-
-def _steal_text(snapshot: Snapshot) -> str:
-    # A CPU that sleeps has to be given back by the hypervisor first; a busy one need not.
-    steal = snapshot.metrics.mean(NODE_CGROUP, Metric.CPU_STEAL, STEAL_S) or 0.0
-    if steal < LEAST_STEAL_CORES:
-        return ""
-    return f"the hypervisor takes {steal * 1_000:.0f} ms of CPU time a second (steal), which is in no wait"
-
-
-def _ineffective(state: GuardState) -> tuple[tuple[str, str, Mapping[str, float]], ...]:
-    """Pods for which a lower bound has no effect, and until when that is taken to be so."""
-    return (
-        ("futile", "it waits, but not behind BE pods", state.law.futile),
-        ("settled", "a lower bound had no more effect", state.law.settled),
-    )
-
-
-def _wait_text(pod: PodState, error: float) -> str:
-    if pod.allowed is None or not pod.waits.samples:
-        return f"e {error:.2f}"
-    unit = "ms/s" if pod.waits.kind is WaitKind.PRESSURE else "permille run delay"
-    waited = pod.waits.samples[-1].waited
-    return f"w {waited:.1f}, t {pod.allowed.waited:.1f} {unit} ({pod.allowed.source}), e {error:.2f}"
-
-
-def _pod_notes(
-    snapshot: Snapshot, state: GuardState, errors: Mapping[str, float], said: str
-) -> dict[str, list[str]]:
-    """What is said of each guarded pod, and of BE pods; by text the pods' uids."""
-    notes: dict[str, list[str]] = {}
-    driver = state.step.driver if state.step is not None else ""
-    unread = ""
-    for pod in _named(snapshot.pods):
-        if _is_best_effort(pod):
-            notes.setdefault(f"BE pods together: {said}", []).append(pod.uid)
-        if (found := state.pods.get(pod.uid)) is None:
-            continue
-        parts = [_wait_text(found, errors[pod.uid])] if pod.uid in errors else []
-        if found.missing is NoSample.NOTHING_READ:
-            # The same for all, and read of a file.
-            unread = unread or "; ".join(_absences(snapshot, pod)) or "no reason is known yet"
-            parts.append(f"no sample: {found.missing}: {unread}")
-        elif found.missing is not None:
-            parts.append(f"no sample: {found.missing}")
-        elif not parts:
-            parts.append(f"{len(found.waits.samples)} of {SAMPLES} samples so far")
-        parts += [
-            f"{word} for {pods[pod.uid] - snapshot.now_s:.0f} s: {why}"
-            for word, why, pods in _ineffective(state)
-            if pod.uid in pods
-        ]
-        parts += ["BE pods are bounded by what it waits"] if pod.uid == driver and state.law.bound else []
-        notes.setdefault("; ".join(parts), []).append(pod.uid)
-    return notes
-
-
-def _absences(snapshot: Snapshot, pod: Pod) -> list[str]:
-    """Why nothing can be read of a pod, by metric; empty if that is not known."""
-    metrics = (Metric.CPU_PRESSURE_FULL, Metric.CPU_RUN_DELAY)
-    return [why for each in metrics if (why := snapshot.metrics.absence(pod.cgroup, each))]
-
-
-def _name(snapshot: Snapshot, uid: str) -> str:
-    return next((pod.full_name for pod in snapshot.pods if pod.uid == uid), uid)
-
-
-def _blind_reason(snapshot: Snapshot, state: GuardState, used: float | None) -> str:
-    """Why no pod has a sample."""
-    if not state.pods:
-        return "there is no LS, LSR or LSE pod"
-    if used is None:
-        return "what BE pods use is not known"
-    counts: dict[str, int] = {}
-    for pod in snapshot.pods:
-        if pod.uid in state.pods:
-            text = str(state.pods[pod.uid].missing or "no sample yet")
-            counts[text] = counts.get(text, 0) + 1
-    found = ", ".join(f"{text} ({count} pods)" for text, count in sorted(counts.items()))
-    unread = next(
-        (pod for pod in snapshot.pods if pod.uid in state.pods and _is_unread(state.pods[pod.uid])), None
-    )
-    if unread is None:
-        return found
-    return ": ".join((found, *_absences(snapshot, unread)))
-
-
 def _others_text(snapshot: Snapshot, state: GuardState) -> str:
     """Whether CPU suppress bounds BE pods while the guard is blind."""
     if not snapshot.asks_for(CpuSuppress.name):
@@ -829,30 +549,6 @@ def _others_text(snapshot: Snapshot, state: GuardState) -> str:
     if _is_guarding(state, snapshot.now_s):
         return ", and CPU suppress claims nothing until then"
     return "; CPU suppress bounds BE pods" + (" beside it" if state.law.bound is not None else "")
-
-
-def _unreadable(snapshot: Snapshot, state: GuardState, used: float | None) -> str:
-    """Why nothing can be told of any guarded pod, in neither way, or of BE pods; empty if that is not so.
-
-    As long as it is not known, too.
-    """
-    if not state.pods:
-        return ""
-    is_long = snapshot.now_s - max(state.blind_s, state.started_s or _NOTHING_S) >= BLIND_S
-    if used is None and is_long and any(map(_is_best_effort, snapshot.pods)):
-        return "BE pods are not bounded, as it cannot be read what they use"
-    if is_long and all(each.missing is NoSample.LENGTH for each in state.pods.values()):
-        return "BE pods are not bounded, as samples are not about a second apart: qosmanager.interval_s"
-    if not all(map(_is_unread, state.pods.values())):
-        return ""
-    reasons = next((_absences(snapshot, pod) for pod in snapshot.pods if pod.uid in state.pods), [])
-    if len(reasons) < len(WaitKind):
-        return ""
-    return f"BE pods are not bounded, as it cannot be read what others wait: {'; '.join(reasons)}"
-
-
-def _is_unread(pod: PodState) -> bool:
-    return pod.missing is NoSample.NOTHING_READ
 
 
 def _saved_s(state: GuardState, now_s: float) -> float:

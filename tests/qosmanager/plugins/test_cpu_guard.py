@@ -13,6 +13,8 @@ import pytest
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.qosmanager.framework import decision_problem
 from runtimeproxy.qosmanager.guard.law import LawState
+from runtimeproxy.qosmanager.guard.reading import be_cores, is_guarded, loads_of, workload_of
+from runtimeproxy.qosmanager.guard.state import GuardState
 from runtimeproxy.qosmanager.plugin import (
     BE_CLASS,
     CPUS,
@@ -22,16 +24,7 @@ from runtimeproxy.qosmanager.plugin import (
     PluginContext,
     Role,
 )
-from runtimeproxy.qosmanager.plugins.cpu_guard import (
-    MOST_SLICED,
-    CpuGuardOptions,
-    CpuGuardPlugin,
-    GuardState,
-    be_cores,
-    is_guarded,
-    loads_of,
-    workload_of,
-)
+from runtimeproxy.qosmanager.plugins.cpu_guard import MOST_SLICED, CpuGuardOptions, CpuGuardPlugin
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress, SuppressState
 from runtimeproxy.qosmanager.snapshot import (
     NODE_CGROUP,
