@@ -13,7 +13,9 @@ from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Metric, Pod, Snapshot
 
 MOST_NAMED: Final = 3
 """Pods that an explanation names."""
-STEAL_S: Final = 10.0
+STEAL_EVERY_S: Final = 10.0
+"""On nodes with many CPUs /proc/stat is long."""
+STEAL_S: Final = 30.0
 LEAST_STEAL_CORES: Final = 0.01
 """A hypervisor that takes less, in the mean of so long, is not named."""
 

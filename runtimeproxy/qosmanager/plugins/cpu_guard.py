@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.guard.explanation import (
+    STEAL_EVERY_S,
     STEAL_S,
     blind_reason,
     pod_notes,
@@ -150,7 +151,7 @@ class CpuGuardPlugin(Plugin[GuardState]):
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need(Level.NODE, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
-            Need(Level.NODE, Metric.CPU_STEAL, STEAL_S),
+            Need(Level.NODE, Metric.CPU_STEAL, STEAL_S, every_s=STEAL_EVERY_S),
             Need(Level.QOS_CLASS, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
             Need(Level.QOS_CLASS, Metric.CPU_PRESSURE, ASKED_S, is_fresh=True),
             Need(Level.POD, Metric.CPU_USAGE, ASKED_S, is_fresh=True),
